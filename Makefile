@@ -54,7 +54,11 @@ serve: model ## Serve the small model on two instances at http://127.0.0.1:8000
 	@exec $(BIN)/sterna serve $(ARGS)
 
 .PHONY: test
-test: lint types unit ## Lint, check types and run the default tests
+test: lint types site unit ## Lint, check types, build the site and run the default tests
+
+.PHONY: site
+site: install ## Build the documentation site in .cache/site/html
+	@$(BIN)/python -m scripts.site
 
 .PHONY: unit
 unit: model
@@ -63,6 +67,16 @@ unit: model
 .PHONY: test-slow
 test-slow: model ## Run the slow tests
 	@$(BIN)/python -m pytest -m "slow and not soak" $(ARGS)
+
+.PHONY: test-tools
+test-tools: model ## Run other projects' load generators and lm-eval (docs/benchmarking.md)
+	@$(BIN)/python -m pytest -m soak tests/serve/tools $(ARGS)
+
+.PHONY: screenshots
+screenshots: model ## Take the README's pictures of the dashboard (needs Debian's chromium)
+	@mkdir -p docs/images
+	@STERNA_SCREENSHOTS=$(CURDIR)/docs/images $(BIN)/python -m pytest -m slow \
+		tests/serve/emulated/test_dashboard_page.py -k recorded $(ARGS)
 
 .PHONY: test-v2
 test-v2: model $(TRITON)/.installed ## Move requests between engines with vLLM's V2 model runner, interpreted

@@ -146,7 +146,11 @@ def _shown(name: str) -> str:
 
 
 def _rate(name: str) -> str:
-    return f"rate({_shown(name)}[$__rate_interval])"
+    return _rate_of(_shown(name))
+
+
+def _rate_of(series: str) -> str:
+    return f"rate({series}[$__rate_interval])"
 
 
 def _by_instance(name: str) -> str:
@@ -179,6 +183,8 @@ def _rate_of_instances(name: str) -> dict[str, str]:
     return {"{{instance}}": f"max by (instance) (deriv({gauge}[$__rate_interval]))"}
 
 
+COMMITTED = 'sterna_migrations_total{job=~"$job", outcome="committed"}'
+
 ROWS: Mapping[str, tuple[Panel, ...]] = {
     "Latencies": (
         Panel(
@@ -210,6 +216,14 @@ ROWS: Mapping[str, tuple[Panel, ...]] = {
             "short",
             {"tokens/s": f"sum({_rate('vllm:generation_tokens_total')})"},
         ),
+        Panel(
+            "Running requests by execution priority",
+            "short",
+            {
+                "{{execution_priority}}": "sum by (execution_priority) (max by (job, "
+                f"execution_priority) ({_shown('sterna_running_requests')}))"
+            },
+        ),
         Panel("Running requests by instance", "short", _of_instances("running_requests")),
         Panel("Queuing requests by instance", "short", _of_instances("queuing_requests")),
     ),
@@ -232,7 +246,13 @@ ROWS: Mapping[str, tuple[Panel, ...]] = {
                 "needed": f"sum({_by_instance('head_demand_tokens')} >= 0)",
             },
         ),
+        Panel("Fragmentation", "percentunit", {"share": _of_servers("sterna_fragmentation_ratio")}),
         Panel("Preemptions a second", "short", _rate_of_instances("preemptions")),
+        Panel(
+            "From a preemption to the next token",
+            "s",
+            _quantiles("sterna_preemption_loss_seconds", "class"),
+        ),
         Panel(
             "Prefix cache hits",
             "percentunit",
@@ -250,6 +270,12 @@ ROWS: Mapping[str, tuple[Panel, ...]] = {
             "cps",
             {"{{outcome}}": f"sum by (outcome) ({_rate('sterna_migrations_total')})"},
         ),
+        Panel(
+            "Moves by cause",
+            "cps",
+            {"{{cause}}": f"sum by (cause) ({_rate_of(COMMITTED)})"},
+        ),
+        Panel("Bytes sent to other instances, a second", "Bps", _rate_of_instances("sent_bytes")),
         Panel(
             "Downtime of a request that moves", "s", _quantiles("sterna_migration_downtime_seconds")
         ),
@@ -269,6 +295,16 @@ ROWS: Mapping[str, tuple[Panel, ...]] = {
             "Requests sent to another instance",
             "short",
             {"a second": f"sum({_rate('sterna_requests_sent_again_total')})"},
+        ),
+        Panel(
+            "From the last token of an instance that is gone to the next one",
+            "s",
+            _quantiles("sterna_recovery_gap_seconds", "class"),
+        ),
+        Panel(
+            "Auto-scaling, instances a second",
+            "short",
+            {"{{direction}}": f"sum by (direction) ({_rate('sterna_scaling_decisions_total')})"},
         ),
     ),
 }

@@ -134,6 +134,7 @@ CONFINED = {
     "fastapi": ("sterna.frontend",),
     "starlette": ("sterna.frontend",),
     "uvicorn": ("sterna.frontend",),
+    "textual": ("sterna.cli.operate.top_app",),
 }
 """Libraries that only these modules and packages may import; in the front end, vLLM's types end
 at its adapters: the engine-core client, with its prompts' hashes, and the server."""

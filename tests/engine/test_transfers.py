@@ -68,9 +68,13 @@ class Ranks:
     def __init__(self) -> None:
         self.servers: list[PlaneServer] = []
         self.told: list[CopyEvent] = []
+        self.num_sent_bytes: list[int] = []
         self.failure: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self.transfers = Transfers(
-            TransportConfig(), lambda _, event: self.told.append(event), self.failure.set_result
+            TransportConfig(),
+            lambda _, event: self.told.append(event),
+            self.num_sent_bytes.append,
+            self.failure.set_result,
         )
 
     def collective_rpc(self, method: str, args: tuple[Any, str]) -> list[tuple[str, str]]:
@@ -124,6 +128,17 @@ def test_a_stage_is_received_when_all_ranks_have_it_and_failed_when_one_has_fail
     events: tuple[PlaneEvent | None, ...], told: list[CopyEvent]
 ) -> None:
     assert play(lambda ranks: ranks.report(*events)) == told
+
+
+def test_the_bytes_that_ranks_send_to_another_instance_are_counted() -> None:
+    num_bytes: list[int] = []
+
+    async def send(ranks: Ranks) -> None:
+        await ranks.report(SENT, Sent(HOP, 7, 0.1))
+        num_bytes.extend(ranks.num_sent_bytes)
+
+    play(send)
+    assert num_bytes == [SENT.copy_bytes], "what ranks of one instance send each other is not"
 
 
 async def forward(ranks: Ranks) -> list[Any]:

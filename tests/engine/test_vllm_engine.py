@@ -107,6 +107,9 @@ class Listener:
     def on_transfer(self, migration_id: MigrationId, event: Any) -> None:
         raise AssertionError(f"{migration_id}: {event}")
 
+    def on_sent(self, num_bytes: int) -> None:
+        raise AssertionError(f"{num_bytes} bytes sent")
+
     def on_failure(self, error: BaseException) -> None:
         self.failures.append(str(error))
 

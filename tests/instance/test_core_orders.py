@@ -9,6 +9,7 @@ from msgspec import structs
 from sterna.config import LlumletConfig
 from sterna.instance.core import InstanceCore, InstanceEffect, OutgoingMigrationEnded
 from sterna.messages.actors import (
+    BY_OPERATOR,
     COMMITTED,
     AbortRequests,
     AddRequest,
@@ -138,7 +139,7 @@ def test_the_end_of_a_migration_is_reported_once() -> None:
     moved = moved_out(under_test, drained_s=2.0, ended_s=2.25)
     left = under_test.on_view(replace(view(), instance_id=I0), 3.0)
     later = under_test.on_tick(30.0)
-    expected = [MigrationEnd(COMMITTED, 1, 0.25)]
+    expected = [MigrationEnd(COMMITTED, 1, 0.25, BY_OPERATOR)]
     assert reported_ends([*moved, *left, *later]) == expected
 
 
@@ -325,6 +326,27 @@ def test_the_front_end_is_told_how_a_request_moved_and_why() -> None:
     under_test.on_message(SetDestination(None), [], 1.5)
     effects = moved_out(under_test, drained_s=2.0, ended_s=2.25)
     assert told(effects) == [MoveEnded(I0, R, I1, "committed", 1, 0.25, REASON)]
+    effects += under_test.on_view(replace(view(), instance_id=I0), 3.0)
+    assert reported_ends(effects) == [MigrationEnd(COMMITTED, 1, 0.25, "memory")]
+
+
+def test_a_move_that_ends_with_its_destination_keeps_its_reason() -> None:
+    under_test = ordered(order=None)
+    under_test.on_message(SetDestination(I1, REASON), [], 1.0)
+    before = under_test.membership
+    alone = tuple(each for each in before.instances if each.instance_id != I1)
+    after = structs.replace(before, version=before.version + 1, instances=alone)
+    effects = under_test.on_message(after, [], 2.0)
+    assert [each.reason for each in told(effects)] == [REASON]
+
+
+def test_the_bytes_that_were_sent_are_reported() -> None:
+    under_test = ordered()
+    under_test.on_sent(4_096)
+    under_test.on_sent(1_024)
+    effects = under_test.on_view(replace(view(), instance_id=I0), 3.0)
+    reports = [each.message for each in addressed(effects) if isinstance(each.message, LoadReport)]
+    assert [each.num_sent_bytes for each in reports] == [5_120]
 
 
 def test_the_front_end_is_told_that_a_request_did_not_move() -> None:

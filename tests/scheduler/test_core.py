@@ -37,6 +37,7 @@ from sterna.types import (
     FrontendId,
     InstanceId,
     InstanceLoad,
+    Priority,
     RequestId,
 )
 
@@ -240,6 +241,9 @@ def test_a_dead_instance_is_in_no_metrics() -> None:
     assert [each.instance_id for each in stats.message.instances] == [I1]
 
 
+HIGH_RUNS = ((Priority(1), 4),)
+
+
 def test_every_front_end_is_told_all_loads() -> None:
     core = serving(I0, I1)
     load = structs.replace(
@@ -249,6 +253,7 @@ def test_every_front_end_is_told_all_loads() -> None:
         num_migrating_out=2,
         num_migrating_in=5,
         num_preemptions=6,
+        num_by_priority=HIGH_RUNS,
     )
     ended = (MigrationEnd("committed", 2, 0.01), MigrationEnd("no_memory", 1, 0.0))
     report_of_i1 = LoadReport(
@@ -256,6 +261,7 @@ def test_every_front_end_is_told_all_loads() -> None:
         num_prefix_tokens=90,
         num_prefix_hits=64,
         migrations=ended,
+        num_sent_bytes=5_000,
     )
     core.on_message(report_of_i1, 0.1)
     core.on_membership(membership(2, I0, I1, frontends=(F0, F1)), 0.2)
@@ -263,7 +269,7 @@ def test_every_front_end_is_told_all_loads() -> None:
         (
             InstanceStats(I0, 1, 0, 0, 1000, 1000.0, 0, 0, 0, 0, 0),
             # 360 tokens are free for four requests and the head of the line.
-            InstanceStats(I1, 4, 3, 640, 1000, 72.0, 2, 5, 7, 8, 6, 90, 64, 0),
+            InstanceStats(I1, 4, 3, 640, 1000, 72.0, 2, 5, 7, 8, 6, 90, 64, 0, 5_000, HIGH_RUNS),
         ),
         migrations=ended,
     )
@@ -368,6 +374,24 @@ def test_the_supervisor_is_asked_for_instances() -> None:
         ScaleUp(2),
         ToMailbox(SUPERVISOR, AddInstances(2)),
     ]
+
+
+def test_what_auto_scaling_decides_is_counted_once_for_the_front_ends() -> None:
+    def counted(core: SchedulerCore) -> tuple[int, int]:
+        (told,) = core.stats()
+        assert isinstance(told.message, ClusterStats)
+        return told.message.num_scaled_up, told.message.num_scaled_down
+
+    core = overloaded()
+    core.on_tick(1.0)
+    assert [counted(core), counted(core)] == [(2, 0), (0, 0)]
+    core = serving(I0, I1, scaling=replace(SCALING, cooldown_s=60.0))
+    over_time(core)
+    assert [counted(core), counted(core)] == [(0, 1), (0, 0)]
+    core.on_membership(membership(2, I0, I1, supervisor=None), 20.0)
+    for now_s in range(20, 120):
+        core.on_tick(float(now_s))
+    assert counted(core) == (0, 0), "there is no supervisor to ask"
 
 
 def test_the_supervisor_is_told_which_instance_is_to_end() -> None:

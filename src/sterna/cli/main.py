@@ -9,8 +9,8 @@ from typing import NoReturn
 
 from sterna.cli import bench
 from sterna.cli.doctor import doctor_command
-from sterna.cli.operate import admin_commands, fleet_commands
-from sterna.cli.simulate import simulate_command
+from sterna.cli.operate import admin_commands, fleet_commands, top_command
+from sterna.cli.simulate import replay_command, simulate_command
 from sterna.errors import SternaError
 
 READER_GONE = 128 + 13
@@ -69,6 +69,14 @@ def _exit_now(status: int) -> NoReturn:
     os._exit(status)
 
 
+def command_parsers() -> dict[str, argparse.ArgumentParser]:
+    """Return the parsers of the commands that have one here, by name."""
+    parser = _parser()
+    (commands,) = (each for each in parser._actions if isinstance(each.choices, dict))
+    assert isinstance(commands.choices, dict), "the subcommands"
+    return dict(commands.choices)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="sterna",
@@ -84,9 +92,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     admin_commands.add_commands(commands)
     fleet_commands.add_commands(commands)
+    top_command.add_commands(commands)
     bench.add_commands(commands)
     doctor_command.add_commands(commands)
     simulate_command.add_commands(commands)
+    replay_command.add_commands(commands)
     return parser
 
 

@@ -116,6 +116,9 @@ class EngineListener(Protocol):
     def on_transfer(self, migration_id: MigrationId, event: CopyEvent) -> None:
         """An event of a stage's copy."""
 
+    def on_sent(self, num_bytes: int) -> None:
+        """These bytes of a KV cache have been sent to another instance."""
+
     def on_utility_result(self, frontend_id: FrontendId, call_id: int, payload: bytes) -> None:
         """A utility call ended."""
 

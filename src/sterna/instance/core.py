@@ -22,7 +22,9 @@ from sterna.instance.cache_contents import CacheContents
 from sterna.instance.llumlet import ForwardAbort, Llumlet, LlumletEffect, PrefixCopied, Report
 from sterna.instance.termination import Termination
 from sterna.messages.actors import (
+    BY_OPERATOR,
     COMMITTED,
+    UNKNOWN_CAUSE,
     AbortRequests,
     AddRequest,
     AdminReply,
@@ -163,7 +165,7 @@ class InstanceCore:
         self._move_reasons: dict[InstanceId, MoveReason] = {}
         self._drained_s: dict[MigrationId, float] = {}
         self._num_committed = 0
-        self._num_prefix_tokens = self._num_prefix_hits = 0
+        self._num_prefix_tokens = self._num_prefix_hits = self._num_sent_bytes = 0
         self._unreported: list[MigrationEnd] = []
         self._num_aborted = 0
         self._termination = Termination()
@@ -278,8 +280,6 @@ class InstanceCore:
         self._frontends = frontends
         self._gone_frontends |= gone
         self._dead_instances |= dead
-        for instance_id in dead:
-            self._move_reasons.pop(instance_id, None)
         others = (membership.scheduler, membership.supervisor)
         known = {*instances.values(), *frontends.values(), *(x for x in others if x is not None)}
         self._llumlet.set_num_instances(len(instances))
@@ -295,6 +295,8 @@ class InstanceCore:
         effects += self._send_kept()
         for instance_id in sorted(dead):
             effects += self._on_llumlet(self._llumlet.on_peer_dead(instance_id, now_s), now_s)
+            # Behind the ends of the migrations to it, which have these reasons.
+            self._move_reasons.pop(instance_id, None)
         for frontend_id in sorted(gone):
             effects.append(FrontendGone(frontend_id))
             effects += self._abort(
@@ -425,6 +427,10 @@ class InstanceCore:
         effects = self._on_llumlet(self._llumlet.on_view(view, now_s), now_s)
         return [*effects, *self._hand_back(), *self._notify_if_emptied()]
 
+    def on_sent(self, num_bytes: int) -> None:
+        """These bytes of a KV cache have been sent to another instance."""
+        self._num_sent_bytes += num_bytes
+
     def on_cache(self, changes: CacheChanges) -> None:
         """The contents of the prefix cache have changed; the next load report shows it."""
         if self._cache is not None:
@@ -527,6 +533,7 @@ class InstanceCore:
             num_prefix_tokens=self._num_prefix_tokens,
             num_prefix_hits=self._num_prefix_hits,
             migrations=tuple(self._unreported),
+            num_sent_bytes=self._num_sent_bytes,
         )
         self._unreported.clear()
         cached = None if self._cache is None else self._cache.next_report(self._listed_in)
@@ -548,12 +555,14 @@ class InstanceCore:
             self._num_aborted += 1
         suspended_s = 0.0 if drained_s is None else now_s - drained_s
         outcome = COMMITTED if ended.aborted is None else ended.aborted.name.lower()
-        self._unreported.append(MigrationEnd(outcome, ended.stages, suspended_s))
+        reason = self._move_reasons.get(ended.peer) if order is None else None
+        cause = UNKNOWN_CAUSE if reason is None else reason.cause.value
+        cause = cause if order is None else BY_OPERATOR
+        self._unreported.append(MigrationEnd(outcome, ended.stages, suspended_s, cause))
         del self._unreported[:-MAX_UNREPORTED]
         moved = OutgoingMigrationEnded(ended, suspended_s)
         effects: list[InstanceEffect] = [moved]
         if frontend_id is not None:
-            reason = self._move_reasons.get(ended.peer) if order is None else None
             effects += self._to_frontend(
                 frontend_id,
                 MoveEnded(

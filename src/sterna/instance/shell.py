@@ -173,6 +173,9 @@ class Instance:
     def on_view(self, view: InstanceView) -> None:
         self._carry_out(self._core.on_view(view, _now_s()))
 
+    def on_sent(self, num_bytes: int) -> None:
+        self._core.on_sent(num_bytes)
+
     def on_cache(self, changes: CacheChanges) -> None:
         self._core.on_cache(changes)
 

@@ -238,6 +238,11 @@ class OwnerReply(msgspec.Struct, frozen=True, tag=True):
 COMMITTED = "committed"
 """Outcome of a migration after which the destination has the request."""
 
+BY_OPERATOR = "operator"
+UNKNOWN_CAUSE = "unknown"
+"""Causes of migrations, besides those of the scheduler (`MoveCause`): the order of an operator, and
+that of a scheduler which gave no reason."""
+
 
 class MigrationEnd(msgspec.Struct, frozen=True, array_like=True):
     """The end of a migration of a request, for the front ends' metrics.
@@ -246,11 +251,13 @@ class MigrationEnd(msgspec.Struct, frozen=True, array_like=True):
         outcome: `COMMITTED`, or the reason why the request stayed, in lower case.
         stages: number of stages that were reserved.
         suspended_s: time for which the request was in no batch.
+        cause: that of `MoveReason`, `BY_OPERATOR`, or `UNKNOWN_CAUSE`.
     """
 
     outcome: str
     stages: int
     suspended_s: float
+    cause: str = UNKNOWN_CAUSE
 
     @property
     def is_committed(self) -> bool:
@@ -268,6 +275,7 @@ class LoadReport(msgspec.Struct, frozen=True, tag=True):
         listed_in: version of the newest membership of which the instance knows that it is in it; 0:
             of none.
         num_prefix_tokens, num_prefix_hits: see `InstanceView`.
+        num_sent_bytes: of KV caches that this instance has sent to others since its start.
         migrations: those from this instance that have ended since its last report.
     """
 
@@ -278,6 +286,7 @@ class LoadReport(msgspec.Struct, frozen=True, tag=True):
     num_prefix_tokens: int = 0
     num_prefix_hits: int = 0
     migrations: tuple[MigrationEnd, ...] = ()
+    num_sent_bytes: int = 0
 
 
 class CacheReport(msgspec.Struct, frozen=True, tag=True):
@@ -413,6 +422,8 @@ class InstanceStats(msgspec.Struct, frozen=True, array_like=True):
     num_prefix_tokens: int = 0
     num_prefix_hits: int = 0
     head_demand_tokens: int = 0
+    num_sent_bytes: int = 0
+    num_by_priority: tuple[tuple[Priority, int], ...] = ()
 
 
 STATS_INTERVAL_S = 1.0
@@ -425,11 +436,15 @@ class ClusterStats(msgspec.Struct, frozen=True, tag=True):
     Attributes:
         num_held: requests that wait at the scheduler for an instance.
         migrations: those that the scheduler has heard of since the last message.
+        num_scaled_up, num_scaled_down: instances that auto-scaling has asked the supervisor for,
+            and those that it has asked it to end, since the last message.
     """
 
     instances: tuple[InstanceStats, ...]
     num_held: int = 0
     migrations: tuple[MigrationEnd, ...] = ()
+    num_scaled_up: int = 0
+    num_scaled_down: int = 0
 
     @property
     def num_waiting(self) -> int:
@@ -481,6 +496,15 @@ class DescribeHistory(msgspec.Struct, frozen=True, tag=True):
     reply_to: str
     query_id: int
     name: str
+
+
+class ListRecent(msgspec.Struct, frozen=True, tag=True):
+    """Front end -> front end: describe what has happened to your requests in the last seconds.
+    Answer: AdminReply."""
+
+    reply_to: str
+    query_id: int
+    last_s: float
 
 
 class DrainInstance(msgspec.Struct, frozen=True, tag=True):
@@ -626,6 +650,7 @@ WireMessage = (
     | ListRequests
     | ListInstances
     | DescribeHistory
+    | ListRecent
     | DrainInstance
     | StartInstances
     | RestartInstances

@@ -1,12 +1,16 @@
 """Reasons of decisions, for operators: why a request went to an instance, and why it moved. Pure.
 
 The scheduler sends them with its decisions, and the front end of a request keeps them in the
-request's history (`frontend.requests.histories`). No decision is made by them.
+request's history (`frontend.requests.histories`). No decision is made by them. Operators see them
+in fields that are stable (docs/operations/explain.md).
 """
 
+import math
 from enum import Enum
+from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from sterna.types import InstanceId
 
@@ -89,3 +93,34 @@ class MoveReason(msgspec.Struct, frozen=True, array_like=True):
     destination: float
     limit: float
     victim: str
+
+
+def described_dispatch(reason: DispatchReason) -> dict[str, Any]:
+    """The fields that operators see."""
+    return {
+        "rule": reason.rule,
+        "num_eligible": reason.num_eligible,
+        "num_instances": reason.num_instances,
+        "held_s": round(reason.held_s, 6),
+        "prefix_from": reason.prefix_from,
+        "chosen": _described_seen(reason.chosen),
+        "next_best": None if reason.other is None else _described_seen(reason.other),
+    }
+
+
+def described_move(reason: MoveReason) -> dict[str, Any]:
+    """The fields that operators see."""
+    facts = structs.asdict(reason)
+    facts["cause"] = reason.cause.value
+    return {name: finite(each) for name, each in facts.items()}
+
+
+def finite(value: Any) -> Any:
+    """None for an infinity, which JSON does not have."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _described_seen(seen: InstanceSeen) -> dict[str, Any]:
+    facts = structs.asdict(seen)
+    facts["instance"] = facts.pop("instance_id")
+    return {name: finite(each) for name, each in facts.items()}

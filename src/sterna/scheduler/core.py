@@ -77,8 +77,9 @@ class SchedulerCore:
         self._joined: set[InstanceId] = set()
         self._frontends: dict[FrontendId, str] = {}
         self._reports: dict[InstanceId, LoadReport] = {}
-        # Migrations that the front ends' metrics do not count yet.
+        # Migrations and instances that the front ends' metrics do not count yet.
         self._ended: list[MigrationEnd] = []
+        self._num_scaled_up = self._num_scaled_down = 0
         # Instances that have reported and were in no membership yet, and in which ones they are.
         self._early: dict[InstanceId, int] = {}
         # The requests of whose wait their front ends know, and when these are to hear of it again.
@@ -120,8 +121,15 @@ class SchedulerCore:
 
     def stats(self) -> list[ToMailbox]:
         """Return the messages with the cluster's load for the metrics of the front ends."""
-        ended, self._ended = tuple(self._ended), []
-        stats = ClusterStats(tuple(map(_stats, self._reports.values())), self.num_held, ended)
+        stats = ClusterStats(
+            tuple(map(_stats, self._reports.values())),
+            self.num_held,
+            tuple(self._ended),
+            self._num_scaled_up,
+            self._num_scaled_down,
+        )
+        self._ended = []
+        self._num_scaled_up = self._num_scaled_down = 0
         return [ToMailbox(address, stats) for address in self._frontends.values()]
 
     # -------------------------------------------------------------------------- events
@@ -267,9 +275,13 @@ class SchedulerCore:
                         address = self._instances[source].address
                         translated.append(ToMailbox(address, copy))
                 case ScaleUp(num_instances):
-                    translated += [effect, *self._to_supervisor(AddInstances(num_instances))]
+                    asked = self._to_supervisor(AddInstances(num_instances))
+                    self._num_scaled_up += num_instances if asked else 0
+                    translated += [effect, *asked]
                 case Terminate(instance_id):
-                    translated += [effect, *self._to_supervisor(TerminateInstance(instance_id))]
+                    asked = self._to_supervisor(TerminateInstance(instance_id))
+                    self._num_scaled_down += len(asked)
+                    translated += [effect, *asked]
         return translated
 
     def _new_index(self) -> PrefixIndex:
@@ -299,4 +311,6 @@ def _stats(report: LoadReport) -> InstanceStats:
         num_prefix_tokens=report.num_prefix_tokens,
         num_prefix_hits=report.num_prefix_hits,
         head_demand_tokens=load.head_demand_tokens,
+        num_sent_bytes=report.num_sent_bytes,
+        num_by_priority=load.num_by_priority,
     )

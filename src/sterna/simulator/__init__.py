@@ -3,9 +3,9 @@
 `simulate` runs a trace. The code that serves decides; only the engines, the links and the clock are
 emulated (Sections 6.3 to 6.6 of the paper's evaluation).
 
-Offers: config, paper, runs.
-Imports: config, engine, engine.emulated, engine.emulated.compiled, errors, instance, messages,
-    metrics, migration, migration.messages, policy, scheduler, types, workload.
+Offers: config, paper, recorded, runs.
+Imports: config, dashboard, engine, engine.emulated, engine.emulated.compiled, errors, instance,
+    messages, metrics, migration, migration.messages, policy, scheduler, types, workload.
 """
 
 from sterna.simulator.config import Report, SimulationConfig

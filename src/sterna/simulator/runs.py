@@ -24,6 +24,7 @@ from sterna.errors import SternaError
 from sterna.metrics.records import ClusterRecord, Records
 from sterna.metrics.summary import Summary, summarize
 from sterna.simulator.config import SimulationConfig
+from sterna.simulator.recorded import Recorded, simulate_recorded
 from sterna.simulator.run_progress import simulate_reporting
 from sterna.simulator.simulation import simulate
 from sterna.types import Priority
@@ -67,23 +68,33 @@ class SimulationRun:
         return summarize(self.records, self.cluster, priority=priority)
 
 
-def run(job: Job, *, on_progress: Callable[[float], None] | None = None) -> SimulationRun:
+def run(
+    job: Job,
+    *,
+    on_progress: Callable[[float], None] | None = None,
+    recorded: Recorded | None = None,
+) -> SimulationRun:
     """Run one job in this process.
 
     Args:
         on_progress: called periodically with the fraction of its requests that have ended; the
             results are the same.
+        recorded: the recording to write; the results are the same.
 
     Raises:
-        ConfigurationError: the workload cannot be built, or an instance cannot serve it.
+        ConfigurationError: the workload cannot be built, an instance cannot serve it, or the
+            recording cannot be written.
     """
     trace = build_trace(job.workload)
-    if on_progress is None:
-        return SimulationRun(job, *simulate(trace, job.config))
 
     def report(num_ended: int) -> None:
-        on_progress(num_ended / len(trace))
+        if on_progress is not None:
+            on_progress(num_ended / len(trace))
 
+    if recorded is not None:
+        return SimulationRun(job, *simulate_recorded(trace, job.config, recorded, report))
+    if on_progress is None:
+        return SimulationRun(job, *simulate(trace, job.config))
     return SimulationRun(job, *simulate_reporting(trace, job.config, report))
 
 

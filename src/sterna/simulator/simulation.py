@@ -57,9 +57,13 @@ def simulate(trace: Trace, config: SimulationConfig) -> tuple[Records, ClusterRe
 
 
 class Simulation:
-    """One run."""
+    """One run.
 
-    def __init__(self, trace: Trace, config: SimulationConfig) -> None:
+    Args:
+        explains: whether the scheduler's effects have reasons, which nothing else depends on.
+    """
+
+    def __init__(self, trace: Trace, config: SimulationConfig, *, explains: bool = False) -> None:
         _require_servable(trace, config)
         config = replace(config, policy=config.policy.anew())
         self._trace = trace
@@ -71,6 +75,7 @@ class Simulation:
             scaling=config.scaling,
             scaling_begins_s=config.scaling_begins_s,
             prefixes=_EnginePrefixes(self._engines),
+            explains=explains,
         )
         self._llumlet_config = LlumletConfig(
             policy=config.policy,

@@ -51,6 +51,6 @@ def test_what_has_tiers_or_is_kept_is_inference_and_only_what_is_kept_has_replic
 def test_everybody_sees_probes_metrics_and_the_description_of_the_api_and_nothing_else() -> None:
     assert {path for path, route in ROUTES.items() if route.access is Access.PUBLIC} == {
         *("/health", "/ping", "/load", "/version", "/metrics", "/metrics/"),
-        *("/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"),
+        *("/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json", "/dashboard"),
         *("/static/swagger-ui-bundle.js", "/static/swagger-ui.css"),
     }

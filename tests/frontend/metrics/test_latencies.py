@@ -54,6 +54,23 @@ def test_a_request_that_is_forgotten_has_no_end() -> None:
     assert latencies.take() == {}
 
 
+def test_a_gap_after_a_death_and_one_after_a_preemption_are_shown_apart() -> None:
+    latencies = Latencies()
+    latencies.begin(TERN, "high", 10.0)
+    latencies.on_lost(TERN)
+    latencies.on_output(TERN, 10.5, is_finished=False)
+    latencies.on_lost(TERN)
+    latencies.on_output(TERN, 12.5, is_finished=False)
+    latencies.on_preempted(TERN, 0.75)
+    latencies.on_output(TERN, 13.5, is_finished=False)
+    latencies.on_lost(GULL)
+    latencies.on_preempted(GULL, 0.5)
+    found = latencies.take()
+    assert found[Latency.RECOVERY, "high"] == [2.0], "before its first token there is no gap"
+    assert found[Latency.PREEMPTION, "high"] == [0.75]
+    assert found[Latency.INTER_TOKEN, "high"] == [2.0, 1.0]
+
+
 @given(st.lists(st.floats(0.001, 10.0), min_size=1, max_size=20))
 def test_first_token_and_gaps_add_up_to_the_request(waits_s: list[float]) -> None:
     latencies, now_s = Latencies(), 0.0

@@ -6,12 +6,13 @@ import sys
 import textwrap
 from pathlib import Path
 
+from msgspec import structs
 from prometheus_client import CollectorRegistry
 
 from sterna.frontend.metrics.latencies import Latency
 from sterna.frontend.metrics.prometheus import FrontendMetrics, PrefixCounts
 from sterna.messages.actors import ClusterStats, InstanceStats, MigrationEnd
-from sterna.types import InstanceId
+from sterna.types import InstanceId, Priority
 
 
 def stats_of(instance_id: str, used_tokens: int) -> InstanceStats:
@@ -97,6 +98,13 @@ def test_latencies_are_shown_by_class():
     assert shown("request_latency_seconds_count", "high") == 1
 
 
+def test_classes_that_are_known_have_series_before_their_first_observation():
+    registry = CollectorRegistry()
+    FrontendMetrics(registry, ["high"])
+    labels = {"class": "high"}
+    assert registry.get_sample_value("sterna_recovery_gap_seconds_count", labels) == 0
+
+
 def test_an_instance_that_is_gone_disappears():
     registry = CollectorRegistry()
     metrics = FrontendMetrics(registry)
@@ -141,20 +149,72 @@ def test_migrations_are_counted_by_outcome_and_timed_where_the_request_moved():
     registry = CollectorRegistry()
     FrontendMetrics(registry).count_migrations(
         [
-            MigrationEnd("committed", 2, 0.012),
-            MigrationEnd("committed", 3, 0.03),
-            MigrationEnd("no_memory", 1, 0.0),
+            MigrationEnd("committed", 2, 0.012, "memory"),
+            MigrationEnd("committed", 3, 0.03, "operator"),
+            MigrationEnd("no_memory", 1, 0.0, "memory"),
         ]
     )
 
     def shown(name: str, **labels: str) -> float | None:
         return registry.get_sample_value(f"sterna_{name}", labels)
 
-    assert shown("migrations_total", outcome="committed") == 2
-    assert shown("migrations_total", outcome="no_memory") == 1
+    assert shown("migrations_total", outcome="committed", cause="memory") == 1
+    assert shown("migrations_total", outcome="committed", cause="operator") == 1
+    assert shown("migrations_total", outcome="no_memory", cause="memory") == 1
     assert shown("migration_downtime_seconds_count") == 2
     assert shown("migration_downtime_seconds_bucket", le="0.015") == 1
     assert shown("migration_stages_sum") == 5
+
+
+def test_what_auto_scaling_decides_is_counted():
+    registry = CollectorRegistry()
+    metrics = FrontendMetrics(registry)
+    metrics.count_scaling(2, 0)
+    metrics.count_scaling(1, 1)
+
+    def shown(direction: str) -> float | None:
+        return registry.get_sample_value("sterna_scaling_decisions_total", {"direction": direction})
+
+    assert (shown("up"), shown("down")) == (3, 1)
+
+
+def test_free_memory_in_pieces_is_shown_as_fragmentation():
+    """i0 has 300 tokens for a head of 400, and i1 has 200: in one piece it would fit."""
+
+    def waiting(instance_id: str, used_tokens: int, head_demand_tokens: int) -> InstanceStats:
+        return structs.replace(
+            stats_of(instance_id, used_tokens), head_demand_tokens=head_demand_tokens
+        )
+
+    def shown(*instances: InstanceStats) -> float | None:
+        registry = CollectorRegistry()
+        FrontendMetrics(registry).show(ClusterStats(instances))
+        return registry.get_sample_value("sterna_fragmentation_ratio")
+
+    assert shown(waiting("i0", 700, 400), waiting("i1", 800, 0)) == 400 / 2000
+    assert shown(waiting("i0", 700, 400), waiting("i1", 950, 0)) == 0, "there is not as much"
+    assert shown(waiting("i0", 500, 400), waiting("i1", 800, 0)) == 0, "it fits where it is"
+    assert shown() == 0
+
+
+def test_running_requests_are_shown_by_execution_priority_also_when_none_is_left():
+    registry = CollectorRegistry()
+    metrics = FrontendMetrics(registry)
+
+    def shown() -> list[float | None]:
+        return [
+            registry.get_sample_value("sterna_running_requests", {"execution_priority": each})
+            for each in ("0", "1")
+        ]
+
+    both = (
+        structs.replace(stats_of("i0", 96), num_by_priority=((Priority(0), 2), (Priority(1), 1))),
+        structs.replace(stats_of("i1", 96), num_by_priority=((Priority(1), 3),)),
+    )
+    metrics.show(ClusterStats(both))
+    assert shown() == [2, 4]
+    metrics.show(ClusterStats((stats_of("i0", 96),)))
+    assert shown() == [0, 0]
 
 
 def looked_up(instance_id: str, num_tokens: int, num_hits: int) -> InstanceStats:

@@ -1,6 +1,6 @@
 """The operators' API: answers, names, errors and keys."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -25,6 +25,7 @@ from tests.frontend.http.opened import opened
 
 INSTANCES = [{"id": "i0", "state": "running", "freeness": 12.5}]
 JSON = {"Content-Type": "application/json"}
+RECENT = {"decisions": [], "ttft_s": [], "tpot_s": [], "waiting": 0}
 REQUESTS = [{"id": "chatcmpl-tern-9f86d081", "instance": "i0", "status": "running"}]
 
 
@@ -45,6 +46,12 @@ class ScriptedOperators:
     async def list_requests(self) -> list[dict[str, Any]]:
         return REQUESTS
 
+    async def requests_by_instance(self, timeout_s: float) -> dict[str, list[dict[str, Any]]]:
+        return {"i0": [{"id": "r1", "asked_s": timeout_s}], "i1": [{"id": "r2"}]}
+
+    async def recent(self, last_s: float) -> dict[str, Any]:
+        return {**RECENT, "ttft_s": [last_s]}
+
     async def migrate(self, name: str, to: InstanceId, mode: Mode) -> list[dict[str, Any]]:
         self.moves.append((name, to, mode))
         if self._error is not None:
@@ -61,10 +68,18 @@ class ScriptedOperators:
         self.orders.append("restart")
 
 
+class ScriptedWatch:
+    """A stream of two events."""
+
+    async def events(self) -> AsyncIterator[bytes]:
+        yield b"data: 1\n\n"
+        yield b"data: 2\n\n"
+
+
 def client(operators: ScriptedOperators, *api_keys: str) -> TestClient:
     app = FastAPI()
     keys = [ApiKey("test", sha256(key.encode()).digest(), is_admin=True) for key in api_keys]
-    add_admin_routes(app, operators, check_options=lambda options: None)
+    add_admin_routes(app, operators, ScriptedWatch(), check_options=lambda options: None)
     return TestClient(opened(app, keys))
 
 
@@ -205,7 +220,7 @@ def test_with_an_api_key_every_route_asks_for_it(method: str, path: str, header:
 def test_the_key_of_a_client_does_not_open_the_routes():
     app = FastAPI()
     keys = [ApiKey("client", sha256(b"secret").digest())]
-    add_admin_routes(app, ScriptedOperators(), check_options=lambda options: None)
+    add_admin_routes(app, ScriptedOperators(), ScriptedWatch(), check_options=lambda options: None)
     headers = {"Authorization": "Bearer secret"}
     answer = TestClient(opened(app, keys)).get("/admin/instances", headers=headers)
     assert answer.status_code == 401
@@ -223,3 +238,33 @@ def test_a_missing_scheduler_is_told():
     error = UnansweredError("there is no scheduler at this moment; try again")
     answer = client(ScriptedOperators(error=error)).get("/admin/instances")
     assert answer.status_code == 503
+
+
+def test_what_has_happened_in_the_last_seconds_is_listed():
+    answers = client(ScriptedOperators())
+    assert answers.get("/admin/recent").json() == {**RECENT, "ttft_s": [10.0]}
+    assert answers.get("/admin/recent?last_s=2.5").json() == {**RECENT, "ttft_s": [2.5]}
+    for wrong in ("0", "-1", "601", "nan", "soon"):
+        assert answers.get(f"/admin/recent?last_s={wrong}").status_code == 422
+
+
+def test_requests_are_listed_also_where_not_all_instances_answer():
+    answer = client(ScriptedOperators()).get("/admin/requests?timeout_s=2")
+    assert answer.json() == [{"id": "r1", "asked_s": 2.0}, {"id": "r2"}]
+
+
+def test_frames_are_a_stream_of_events():
+    answer = client(ScriptedOperators()).get("/admin/watch")
+    assert answer.headers["Content-Type"].startswith("text/event-stream")
+    assert answer.text == "data: 1\n\ndata: 2\n\n"
+
+
+def test_the_page_needs_no_key_and_what_it_shows_does():
+    answers = client(ScriptedOperators(), "secret")
+    document = answers.get("/dashboard")
+    assert document.status_code == 200
+    assert document.headers["Content-Security-Policy"].startswith("default-src 'none'")
+    assert answers.get("/admin/watch").status_code == 401
+    assert answers.get("/admin/recent").status_code == 401
+    key = {"Authorization": "Bearer secret"}
+    assert answers.get("/admin/watch", headers=key).status_code == 200

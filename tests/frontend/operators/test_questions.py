@@ -1,6 +1,8 @@
 """Questions of operators to the supervisor and to other front ends, over real mailboxes."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import pytest
 
@@ -19,18 +21,30 @@ from sterna.messages.actors import (
     DrainInstance,
     FrontendMember,
     InstanceMember,
+    ListRecent,
+    ListRequests,
     Membership,
+    WireMessage,
 )
 from sterna.messaging.mailbox import Mailbox
-from sterna.types import FrontendId
+from sterna.types import FrontendId, InstanceId
 
 HANG_S = 60.0
 HERE = {"tern": [{"id": "cmpl-tern-0-9f86d081"}]}
 """The histories of this front end, by the name of the request."""
 
 
+MOVED = {"event": "moved", "time_s": 5.0}
+RECENT = {"decisions": [MOVED], "ttft_s": [0.1], "tpot_s": [], "waiting": 1}
+"""What has happened here."""
+
+
+def here(question: DescribeHistory | ListRecent) -> object:
+    return HERE.get(question.name, []) if isinstance(question, DescribeHistory) else RECENT
+
+
 def operators_of(peers: Peers) -> Operators:
-    return Operators(FrontendId(0), peers, HANG_S, lambda name: HERE.get(name, []))
+    return Operators(FrontendId(0), peers, HANG_S, here)
 
 
 async def drain(instance_id: str, error: str | None = None) -> DrainInstance:
@@ -134,8 +148,21 @@ def test_without_a_supervisor_there_is_no_answer() -> None:
         asyncio.run(ask())
 
 
+Asked = TypeVar("Asked")
+
+
 async def explained(name: str, body: bytes | None) -> list[dict[str, object]]:
     """Ask where there is one other front end, which answers this, or dies."""
+    asked, found = await beside_another(body, lambda operators: operators.explain(name))
+    assert asked is None or (isinstance(asked, DescribeHistory) and asked.name == name)
+    return found
+
+
+async def beside_another(
+    body: bytes | None, ask: Callable[[Operators], Awaitable[Asked]]
+) -> tuple[WireMessage | None, Asked]:
+    """Ask where there is one other front end, which answers this, or dies. Returns what that one
+    was asked, and what is found."""
     ours, other = Mailbox("127.0.0.1"), Mailbox("127.0.0.1")
     peers = Peers(ours)
     operators = operators_of(peers)
@@ -149,10 +176,12 @@ async def explained(name: str, body: bytes | None) -> list[dict[str, object]]:
         1, FrontendMember(FrontendId(0), ours.address), FrontendMember(FrontendId(1), other.address)
     )
 
+    questions: list[WireMessage] = []
+
     async def answer() -> None:
         question, _ = await other.receive()
-        assert isinstance(question, DescribeHistory)
-        assert question.name == name
+        assert isinstance(question, DescribeHistory | ListRecent)
+        questions.append(question)
         if body is None:
             announce(2, FrontendMember(FrontendId(0), ours.address))
             return
@@ -163,7 +192,8 @@ async def explained(name: str, body: bytes | None) -> list[dict[str, object]]:
 
     answering = asyncio.create_task(answer())
     try:
-        return await operators.explain(name)
+        found = await ask(operators)
+        return next(iter(questions), None), found
     finally:
         answering.cancel()
         ours.close()
@@ -191,3 +221,67 @@ def test_a_front_end_that_dies_is_not_waited_for() -> None:
 def test_what_is_known_is_explained_although_a_front_end_does_not_answer() -> None:
     found = asyncio.run(explained("tern", None))
     assert found == [{"id": "cmpl-tern-0-9f86d081", "frontend": 0}]
+
+
+def test_what_has_happened_at_all_front_ends_is_one_list() -> None:
+    decisions = b'{"decisions":[{"event":"lost","time_s":4.0},{"event":"moved","time_s":6.0}]'
+    there = decisions + b',"ttft_s":[0.2],"tpot_s":[3.0],"waiting":2}'
+    question, found = asyncio.run(beside_another(there, lambda operators: operators.recent(7.5)))
+    assert isinstance(question, ListRecent)
+    assert question.last_s == 7.5
+    assert found == {
+        "decisions": [{"event": "lost", "time_s": 4.0}, MOVED, {"event": "moved", "time_s": 6.0}],
+        "ttft_s": [0.1, 0.2],
+        "tpot_s": [3.0],
+        "waiting": 3,
+    }
+
+
+def test_a_front_end_that_does_not_answer_in_time_is_left_out() -> None:
+    async def ask() -> dict[str, object]:
+        ours, silent = Mailbox("127.0.0.1"), Mailbox("127.0.0.1")
+        peers = Peers(ours)
+        operators = operators_of(peers)
+        ids = ((FrontendId(0), ours), (FrontendId(1), silent))
+        members = tuple(FrontendMember(each, mailbox.address) for each, mailbox in ids)
+        membership = Membership(1, (), members, None)
+        peers.on_membership(membership)
+        operators.on_membership(membership)
+        try:
+            return await operators.recent(10.0, 0.05)
+        finally:
+            ours.close()
+            silent.close()
+
+    assert asyncio.run(ask()) == RECENT
+
+
+def test_the_requests_of_instances_that_do_not_answer_in_time_are_left_out() -> None:
+    async def ask() -> dict[InstanceId, list[dict[str, object]]]:
+        ours, quick, silent = (Mailbox("127.0.0.1") for _ in range(3))
+        peers = Peers(ours)
+        operators = operators_of(peers)
+        ids = (("i0", quick), ("i1", silent))
+        members = tuple(InstanceMember(each, mailbox.address) for each, mailbox in ids)
+        peers.on_membership(Membership(1, members, (), None))
+
+        async def answer() -> None:
+            question, _ = await quick.receive()
+            assert isinstance(question, ListRequests)
+            body = b'[{"id":"cmpl-tern","priority":0}]'
+            quick.send(question.reply_to, AdminReply(question.query_id, body))
+            reply, _ = await ours.receive()
+            assert isinstance(reply, AdminReply)
+            operators.on_reply(reply)
+
+        answering = asyncio.create_task(answer())
+        try:
+            return await operators.requests_by_instance(1.0)
+        finally:
+            answering.cancel()
+            for each in (ours, quick, silent):
+                each.close()
+
+    assert asyncio.run(ask()) == {
+        "i0": [{"id": "cmpl-tern", "priority": 0, "instance": "i0", "class": "normal"}]
+    }

@@ -6,6 +6,7 @@ import pytest
 
 from sterna.engine.payload_parts import Annotations, EventType
 from sterna.frontend.requests.histories import (
+    MAX_DECISIONS,
     MAX_ENDED,
     MAX_EVENTS,
     Histories,
@@ -274,3 +275,74 @@ def test_a_request_that_is_forgotten_is_timed_no_longer(histories: Histories) ->
     histories.begin(asked(TERN), "normal", 15.0, arrived_s=ARRIVED_S)
     histories.on_ended(TERN, "finished", 15.0)
     assert histories.timing(["cmpl-gull-0"], 0.0) is None
+
+
+def test_recent_decisions_and_latencies_are_those_of_the_last_seconds(histories: Histories) -> None:
+    histories.on_output(TERN, Annotations(((PREEMPTED, 0.1),), 0), 10.8)
+    histories.on_move_ended(MoveEnded(I1, TERN, I3, COMMITTED, 2, 0.006, SHORT), 12.0)
+    histories.on_last_token(TERN, 121)
+    histories.on_ended(TERN, "finished", 13.2)
+    found = histories.recent(60.0, 14.0)
+    assert [(each["time_s"], each["event"]) for each in found["decisions"]] == [
+        (ARRIVED_S + 0.4, "dispatched"),
+        (ARRIVED_S + 0.7, "preempted"),
+        (ARRIVED_S + 2.0, "moved"),
+    ]
+    assert {each["request"] for each in found["decisions"]} == {TERN}
+    assert found["decisions"][2]["why"]["cause"] == "memory"
+    assert (found["ttft_s"], found["waiting"]) == ([0.8], 0)
+    assert found["tpot_s"] == pytest.approx([2.4 / 120])
+    later = histories.recent(1.5, 13.5)
+    assert ([each["event"] for each in later["decisions"]], later["ttft_s"]) == ([], [])
+    assert len(later["tpot_s"]) == 1
+
+
+def test_a_request_that_was_lost_or_has_one_token_has_no_time_per_token(
+    histories: Histories,
+) -> None:
+    histories.on_output(TERN, None, 10.8)
+    histories.on_sent_again(TERN, 5, 11.0)
+    assert histories.recent(60.0, 11.0)["waiting"] == 1
+    histories.on_sent(AGAIN, I3, 18, 11.1)
+    histories.on_last_token(AGAIN, 20)
+    histories.on_ended(TERN, "finished", 12.0)
+    found = histories.recent(60.0, 12.0)
+    assert [each["event"] for each in found["decisions"]] == ["dispatched", "lost", "dispatched"]
+    assert {each["request"] for each in found["decisions"]} == {TERN}
+    assert (found["tpot_s"], found["waiting"]) == ([], 0)
+
+
+def test_a_stream_that_was_taken_over_has_no_first_token_here() -> None:
+    made = Histories()
+    made.begin(asked(), "normal", 10.0, arrived_s=ARRIVED_S, goes_on=True)
+    made.on_sent(TERN, I1, 0, 10.1)
+    made.on_output(TERN, None, 10.5)
+    made.on_last_token(TERN, 1_000)
+    made.on_ended(TERN, "finished", 11.0)
+    found = made.recent(60.0, 12.0)
+    assert (found["ttft_s"], found["tpot_s"]) == ([], [])
+    assert [each["event"] for each in events_of(made)][-2:] == ["goes on", "finished"]
+
+
+def test_moves_are_described_although_dispatches_are_many() -> None:
+    made = Histories()
+    made.begin(asked(), "normal", 10.0, arrived_s=ARRIVED_S)
+    made.on_move_ended(MoveEnded(I1, TERN, I3, COMMITTED, 2, 0.006, SHORT), 10.5)
+    for number in range(MAX_DECISIONS):
+        request_id = RequestId(f"cmpl-{number}-9f86d081")
+        made.begin(asked(request_id), "normal", 11.0, arrived_s=ARRIVED_S)
+        made.on_sent(request_id, I1, 0, 11.0)
+    decisions = made.recent(60.0, 12.0)["decisions"]
+    assert [each["event"] for each in decisions[:2]] == ["moved", "dispatched"]
+    assert len(decisions) == MAX_DECISIONS
+
+
+def test_a_front_end_describes_its_newest_decisions_only() -> None:
+    made = Histories()
+    for number in range(MAX_DECISIONS + 5):
+        request_id = RequestId(f"cmpl-{number}-9f86d081")
+        made.begin(asked(request_id), "normal", 10.0, arrived_s=ARRIVED_S)
+        made.on_sent(request_id, I1, 0, 10.0 + number)
+    decisions = made.recent(1000.0, 200.0)["decisions"]
+    assert len(decisions) == MAX_DECISIONS
+    assert decisions[-1]["request"] == f"cmpl-{MAX_DECISIONS + 4}-9f86d081"

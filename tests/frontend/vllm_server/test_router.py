@@ -381,7 +381,7 @@ def test_one_front_end_counts_for_all(run: Callable[..., None]) -> None:
                 num_prefix_tokens=num_tokens,
                 num_prefix_hits=num_hits,
             )
-            ended = MigrationEnd("committed", 2, 0.01)
+            ended = MigrationEnd("committed", 2, 0.01, "balance")
             world.cluster.scheduler.send(ClusterStats((stats,), migrations=(ended,)))
             shown = (await world.client.receive()).scheduler_stats.prefix_cache_stats
             return shown.queries, shown.hits
@@ -392,7 +392,8 @@ def test_one_front_end_counts_for_all(run: Callable[..., None]) -> None:
         assert await counted(196, 128, 6, 7) == (0, 0)
         # The other one is gone: what it counted is not counted again.
         assert await counted(200, 130, 7) == (4, 2)
-        moved = REGISTRY.get_sample_value("sterna_migrations_total", {"outcome": "committed"})
+        labels = {"outcome": "committed", "cause": "balance"}
+        moved = REGISTRY.get_sample_value("sterna_migrations_total", labels)
         assert moved == 3
 
     run(test)

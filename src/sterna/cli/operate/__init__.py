@@ -1,6 +1,6 @@
-"""The operators' commands, which ask a running server: instances, requests, migrate, drain, start,
-restart.
+"""The operators' commands, which ask a running server: instances, requests, explain, top, migrate,
+drain, start, restart.
 
-Offers: admin_commands, fleet_commands.
-Imports: errors.
+Offers: admin_commands, fleet_commands, top_command.
+Imports: cli.options, dashboard, errors.
 """

@@ -1,6 +1,6 @@
-"""`sterna simulate`: workloads, overrides and reports of simulated clusters.
+"""`sterna simulate` and `sterna replay`: workloads, overrides and reports of simulated clusters.
 
-Offers: library, simulate_command, simulate_options.
-Imports: cli.options, config, engine.emulated, errors, metrics, policy, policy_file,
+Offers: library, replay_command, simulate_command, simulate_options.
+Imports: cli.options, config, dashboard, engine.emulated, errors, metrics, policy, policy_file,
     simulator, types, workload.
 """

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from sterna.cli.simulate.overrides import Override
     from sterna.simulator.config import SimulationConfig
+    from sterna.simulator.recorded import Recorded
     from sterna.simulator.runs import Job, SimulationRun
 
 
@@ -72,10 +73,16 @@ def _simulate(args: argparse.Namespace) -> int:
         return 0
     _check_output(args)
     jobs = jobs_of(args, {label: configuration(args, label) for label in args.policy})
-    from sterna.simulator.runs import run_all
+    from sterna.simulator.runs import run, run_all
 
+    recorded = _recorded(args, jobs)
     with _progress(len(jobs)) as (on_done, on_progress):
-        runs = run_all(jobs, num_processes=args.processes, on_done=on_done, on_progress=on_progress)
+        if recorded is not None:
+            runs = [run(jobs[0], on_progress=on_progress, recorded=recorded)]
+        else:
+            runs = run_all(
+                jobs, num_processes=args.processes, on_done=on_done, on_progress=on_progress
+            )
     if args.json:
         found = [as_json(run) for run in runs]
         print(json.dumps(found[0] if len(found) == 1 else found, allow_nan=False))
@@ -86,6 +93,21 @@ def _simulate(args: argparse.Namespace) -> int:
     if args.plot is not None:
         _draw(runs, args.plot)
     return 0
+
+
+def _recorded(args: argparse.Namespace, jobs: Sequence["Job"]) -> "Recorded | None":
+    """The recording to write, if one is wanted."""
+    if args.record is None:
+        return None
+    from sterna.simulator.recorded import Recorded
+
+    if len(jobs) > 1:
+        raise ConfigurationError(
+            f"--record takes one run: one policy and one seed, not {len(jobs)} runs"
+        )
+    (job,) = jobs
+    title = f"{job.policy}, {job.workload.trace}, {job.config.num_instances} instances, simulated"
+    return Recorded(args.record, title, args.record_interval)
 
 
 def _draw(runs: Sequence["SimulationRun"], path: Path) -> None:
@@ -295,11 +317,23 @@ def _check_output(args: argparse.Namespace) -> None:
             )
         if not args.plot.resolve().parent.is_dir():
             raise ConfigurationError(f"--plot {args.plot}: there is no folder {args.plot.parent}")
+    if args.record is not None:
+        _check_writable(args.record)
     if args.baseline is not None and args.baseline not in args.policy:
         raise ConfigurationError(
             f"--baseline must be one of the policies that run ({', '.join(args.policy)}), "
             f"not {args.baseline!r}"
         )
+
+
+def _check_writable(path: Path) -> None:
+    """Refuse a recording that could not be written behind a long run."""
+    if not path.resolve().parent.is_dir():
+        raise ConfigurationError(f"--record {path}: there is no folder {path.parent}")
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise ConfigurationError(f"--record {path} cannot be written: {error.strerror}") from None
 
 
 @contextmanager

@@ -173,6 +173,16 @@ def _add_output_options(group: Any) -> None:
         "--plot", type=Path, metavar="FILE", help="draw latencies and memory; .png, .svg or .pdf"
     )
     group.add_argument(
+        "--record", type=Path, metavar="FILE", help="record one run, for `sterna replay`"
+    )
+    group.add_argument(
+        "--record-interval",
+        type=positive,
+        default=1.0,
+        metavar="SECONDS",
+        help="simulated time between two frames of the recording (default: %(default)g)",
+    )
+    group.add_argument(
         "--baseline", metavar="NAME", help="policy to which ratios refer (default: the first)"
     )
     group.add_argument(

@@ -119,7 +119,9 @@ class VllmEngine:
         self._listener = listener
         self._classes = classes
         self._loop = asyncio.get_running_loop()
-        self._transfers = Transfers(transport, listener.on_transfer, listener.on_failure)
+        self._transfers = Transfers(
+            transport, listener.on_transfer, listener.on_sent, listener.on_failure
+        )
         self._reports_cache = reports_cache
         self._views = Views(
             instance_id,

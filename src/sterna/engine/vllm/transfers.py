@@ -50,6 +50,7 @@ class Transfers:
 
     Args:
         on_transfer: called with the outcome of each stage.
+        on_sent: called with the number of bytes that a rank has sent to another instance.
         on_failure: called with an error here or in a plane, which is a bug: the transfers would
             have no outcome.
     """
@@ -58,10 +59,12 @@ class Transfers:
         self,
         config: TransportConfig,
         on_transfer: Callable[[MigrationId, CopyEvent], None],
+        on_sent: Callable[[int], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self._config = config
         self._on_transfer = on_transfer
+        self._on_sent = on_sent
         self._on_failure = on_failure
         self._link = PlaneLink()
         self._endpoints: tuple[str, ...] = ()
@@ -186,6 +189,8 @@ class Transfers:
                 _count(self._armed, transfer)
             case Sent(transfer) as sent:
                 _log("stage sent", sent)
+                if transfer.hop is None:
+                    self._on_sent(sent.copy_bytes)
                 _count(self._sending, transfer)
             case Arrived(transfer) as arrived:
                 _log("stage received", arrived)

@@ -54,7 +54,7 @@ RESPONSES_PATH = "/v1/responses"
 
 _OPEN = Route(Access.PUBLIC)
 _PROBE = Route(Access.PUBLIC, at_shutdown=AtShutdown.PROBE)
-_METRICS = Route(Access.PUBLIC, at_shutdown=AtShutdown.ANSWERED)
+_WATCHED = Route(Access.PUBLIC, at_shutdown=AtShutdown.ANSWERED)
 _USERS = Route(Access.ANY_KEY)
 _INFERENCE = Route(Access.ANY_KEY, is_inference=True)
 _COMPLETION = Route(
@@ -88,8 +88,10 @@ ROUTES: Mapping[str, Route] = MappingProxyType(
         "/ping": _PROBE,
         "/load": _PROBE,
         "/version": _PROBE,
-        "/metrics": _METRICS,
-        "/metrics/": _METRICS,
+        "/metrics": _WATCHED,
+        "/metrics/": _WATCHED,
+        # The dashboard's page, which has nothing of the cluster in it: that is at /admin/watch.
+        "/dashboard": _WATCHED,
         "/docs": _OPEN,
         "/docs/oauth2-redirect": _OPEN,
         "/redoc": _OPEN,

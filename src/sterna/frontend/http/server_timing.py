@@ -11,7 +11,7 @@ is known by then.
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from starlette.datastructures import MutableHeaders
@@ -62,9 +62,17 @@ class _Answer:
         self._timer: asyncio.TimerHandle | None = None
         # Sends the headers before the answer's first piece has come.
         self._early: asyncio.Task[None] | None = None
+        # Whether the headers and a piece have been sent.
+        self._is_begun = False
 
-    async def send(self, message: Message) -> None:
-        """Send a message of the answer, the headers at the latest before its first piece."""
+    def send(self, message: Message) -> Awaitable[None]:
+        """Send a message of the answer, the headers at the latest before its first piece.
+
+        The pieces behind the first one are sent without a coroutine of its own for each.
+        """
+        return self._send(message) if self._is_begun else self._send_first(message)
+
+    async def _send_first(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._start = message
             self._timer = asyncio.get_running_loop().call_later(HOLD_S, self._send_early)
@@ -74,6 +82,7 @@ class _Answer:
             await early
         elif self._start is not None:
             await self._send_start()
+        self._is_begun = True
         await self._send(message)
 
     def close(self) -> None:

@@ -2,5 +2,5 @@
 traces.
 
 Offers: allocated_files, latencies, prometheus, traces.
-Imports: messages, types.
+Imports: messages, metrics, types.
 """

@@ -21,6 +21,11 @@ class Latency(Enum):
     """From one output to the next."""
     REQUEST = "request"
     """From the beginning of the request to its last output."""
+    PREEMPTION = "preemption"
+    """From when an instance took the request's memory back to its next output."""
+    RECOVERY = "recovery"
+    """From the last output of an instance that died, or handed the request back, to the first one
+    of another instance."""
 
 
 Observed = dict[tuple[Latency, str], list[float]]
@@ -32,6 +37,7 @@ class _Timed:
     class_name: str
     begun_s: float
     is_dispatched: bool = False
+    is_lost: bool = False
     last_s: float | None = None
 
 
@@ -53,6 +59,20 @@ class Latencies:
             timed.is_dispatched = True
             self._note(Latency.DISPATCH, timed.class_name, now_s - timed.begun_s)
 
+    def on_lost(self, request_id: RequestId) -> None:
+        """The request has left its instance, which died or handed it back, and goes on elsewhere;
+        no effect if it is not timed."""
+        timed = self._open.get(request_id)
+        if timed is not None:
+            timed.is_lost = True
+
+    def on_preempted(self, request_id: RequestId, seconds: float) -> None:
+        """The output that arrives is the first one since an instance took the request's memory
+        back, that long ago; no effect if it is not timed."""
+        timed = self._open.get(request_id)
+        if timed is not None:
+            self._note(Latency.PREEMPTION, timed.class_name, seconds)
+
     def on_output(self, request_id: RequestId, now_s: float, *, is_finished: bool) -> None:
         """Tokens of the request have arrived; no effect if it is not timed."""
         timed = self._open.get(request_id)
@@ -62,6 +82,9 @@ class Latencies:
             self._note(Latency.FIRST_TOKEN, timed.class_name, now_s - timed.begun_s)
         else:
             self._note(Latency.INTER_TOKEN, timed.class_name, now_s - timed.last_s)
+            if timed.is_lost:
+                self._note(Latency.RECOVERY, timed.class_name, now_s - timed.last_s)
+        timed.is_lost = False
         timed.last_s = now_s
         if is_finished:
             self._note(Latency.REQUEST, timed.class_name, now_s - timed.begun_s)

@@ -79,6 +79,12 @@ INSTANCES = (
         "num_preemptions",
     ),
     _of_instance(
+        "sent_bytes",
+        "Bytes of KV caches sent to other instances since the instance started; 0 of emulated "
+        "engines.",
+        "num_sent_bytes",
+    ),
+    _of_instance(
         "prefix_tokens",
         "Tokens looked up in the prefix cache since the instance started.",
         "num_prefix_tokens",
@@ -96,6 +102,28 @@ HELD = Metric(
     "Requests that wait at the scheduler for an instance; vLLM's waiting requests include them.",
 )
 
+FRAGMENTATION = Metric(
+    "sterna_fragmentation_ratio",
+    Kind.GAUGE,
+    "Free memory that requests at the heads of queues could have if it were in one piece, over all "
+    "memory (the paper's Section 6.3).",
+)
+
+RUNNING = Metric(
+    "sterna_running_requests",
+    Kind.GAUGE,
+    "Requests in the batches of all instances, by execution priority; 0 is normal.",
+    ("execution_priority",),
+)
+
+SCALING = Metric(
+    "sterna_scaling_decisions_total",
+    Kind.COUNTER,
+    "Instances that auto-scaling has asked for (`up`), and those that it has asked to be ended "
+    "(`down`).",
+    ("direction",),
+)
+
 REQUESTS = Metric(
     "sterna_requests_total", Kind.COUNTER, "Requests of each priority class.", ("class",)
 )
@@ -110,8 +138,10 @@ SENT_AGAIN = Metric(
 MIGRATIONS = Metric(
     "sterna_migrations_total",
     Kind.COUNTER,
-    "Migrations that ended, by outcome: committed, or the reason why the request stayed.",
-    ("outcome",),
+    "Migrations that ended, by outcome (committed, or the reason why the request stayed) and by "
+    "cause: that of the scheduler (memory, preemption, emptying, balance, policy), operator, or "
+    "unknown.",
+    ("outcome", "cause"),
 )
 
 DOWNTIME = Metric(
@@ -154,7 +184,25 @@ LATENCIES = (
         Latency.REQUEST,
         *(0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0),
     ),
+    _of_class(
+        "sterna_preemption_loss_seconds",
+        "From when an instance took a running request's memory back to its next token, by priority "
+        "class.",
+        Latency.PREEMPTION,
+        *(0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0),
+    ),
+    _of_class(
+        "sterna_recovery_gap_seconds",
+        "From the last token of an instance that died, or handed the request back, to the next one "
+        "of another instance, by priority class.",
+        Latency.RECOVERY,
+        *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0),
+    ),
 )
 
-METRICS = (*INSTANCES, HELD, REQUESTS, SENT_AGAIN, MIGRATIONS, DOWNTIME, STAGES, *LATENCIES)
+METRICS = (
+    *INSTANCES,
+    *(HELD, FRAGMENTATION, RUNNING, REQUESTS, SENT_AGAIN, SCALING),
+    *(MIGRATIONS, DOWNTIME, STAGES, *LATENCIES),
+)
 """All of them, in the order of the reference page."""

@@ -3,24 +3,29 @@ increments of those of vLLM's metrics that come from the instances."""
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections import Counter as Counted
+from collections.abc import Iterable, Mapping, Sequence
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from sterna.frontend.metrics.latencies import Observed
 from sterna.frontend.metrics.metric_table import (
     DOWNTIME,
+    FRAGMENTATION,
     HELD,
     INSTANCES,
     LATENCIES,
     MIGRATIONS,
     REQUESTS,
+    RUNNING,
+    SCALING,
     SENT_AGAIN,
     STAGES,
     Metric,
 )
 from sterna.messages.actors import ClusterStats, InstanceStats, MigrationEnd
-from sterna.types import InstanceId
+from sterna.metrics.summary import fragmentation_proportion
+from sterna.types import NORMAL, InstanceId, Priority
 
 
 class FrontendMetrics:
@@ -28,18 +33,30 @@ class FrontendMetrics:
 
     The gauges of instances that have gone disappear, or become NaN if several processes share their
     metrics.
+
+    Args:
+        class_names: of the classes that are known from the start.
     """
 
-    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+    def __init__(
+        self, registry: CollectorRegistry = REGISTRY, class_names: Iterable[str] = ()
+    ) -> None:
         self._gauges = {each.field: _gauge(each, registry) for each in INSTANCES}
-        self._held = _gauge(HELD, registry)
-        self._requests, self._sent_again, self._migrations = (
+        self._held, self._fragmentation, self._running = (
+            _gauge(each, registry) for each in (HELD, FRAGMENTATION, RUNNING)
+        )
+        self._requests, self._sent_again, self._scaling, self._migrations = (
             Counter(each.name.removesuffix("_total"), each.text, each.labels, registry=registry)
-            for each in (REQUESTS, SENT_AGAIN, MIGRATIONS)
+            for each in (REQUESTS, SENT_AGAIN, SCALING, MIGRATIONS)
         )
         self._downtime, self._stages = (_histogram(each, registry) for each in (DOWNTIME, STAGES))
         self._latencies = {each.latency: _histogram(each, registry) for each in LATENCIES}
+        # A series that begins with its first observation has no rate for that one.
+        for histogram in self._latencies.values():
+            for name in class_names:
+                histogram.labels(name)
         self._shown: set[str] = set()
+        self._priorities: set[Priority] = {NORMAL}
 
     def count(self, num_by_class: Mapping[str, int]) -> None:
         """Add these numbers of requests to the counts of the classes."""
@@ -60,14 +77,27 @@ class FrontendMetrics:
     def count_migrations(self, ended: Iterable[MigrationEnd]) -> None:
         """Count these migrations; of those that committed, also their downtimes and stages."""
         for each in ended:
-            self._migrations.labels(each.outcome).inc()
+            self._migrations.labels(each.outcome, each.cause).inc()
             if each.is_committed:
                 self._downtime.observe(each.suspended_s)
                 self._stages.observe(each.stages)
 
+    def count_scaling(self, num_up: int, num_down: int) -> None:
+        """Add these numbers of instances that auto-scaling has asked for, and that it has ended."""
+        self._scaling.labels("up").inc(num_up)
+        self._scaling.labels("down").inc(num_down)
+
     def show(self, stats: ClusterStats) -> None:
-        """Set every gauge of every instance, and that of the scheduler."""
+        """Set every gauge of every instance, and those of the cluster."""
         self._held.set(stats.num_held)
+        self._fragmentation.set(_fragmentation(stats.instances))
+        running: Counted[Priority] = Counted()
+        for each in stats.instances:
+            running.update(dict(each.num_by_priority))
+        # A priority of which no request runs any longer has a series still.
+        self._priorities |= running.keys()
+        for priority in self._priorities:
+            self._running.labels(str(int(priority))).set(running[priority])
         for instance_id in self._shown - {each.instance_id for each in stats.instances}:
             for gauge in self._gauges.values():
                 # If several processes share their metrics, series cannot be removed; Prometheus
@@ -84,6 +114,21 @@ class FrontendMetrics:
     def _show_instance(self, instance: InstanceStats) -> None:
         for field, gauge in self._gauges.items():
             gauge.labels(instance.instance_id).set(getattr(instance, str(field)))
+
+
+def _fragmentation(instances: Sequence[InstanceStats]) -> float:
+    """The proportion of Section 6.3, without the watermark that instances keep free, which they do
+    not report."""
+    total_tokens = sum(each.total_tokens for each in instances)
+    if total_tokens == 0:
+        return 0.0
+    free = {each.instance_id: each.total_tokens - each.used_tokens for each in instances}
+    blocked = [
+        each.head_demand_tokens
+        for each in instances
+        if each.head_demand_tokens > free[each.instance_id]
+    ]
+    return fragmentation_proportion(sum(free.values()), blocked, total_tokens)
 
 
 def _gauge(metric: Metric, registry: CollectorRegistry) -> Gauge:

@@ -1,6 +1,7 @@
-"""The administrators' routes under `/admin`: questions to the actors of the cluster, and orders.
+"""The routes under `/admin`: operators' questions to the actors of the cluster, orders, and the
+frames of the dashboard.
 
-Offers: admin_routes, questions.
-Imports: errors, frontend, frontend.http, frontend.requests, messages, migration.messages,
-    priority_classes, types.
+Offers: admin_routes, questions, watchers.
+Imports: dashboard, errors, frontend, frontend.http, frontend.requests, messages,
+    migration.messages, priority_classes, types.
 """

@@ -3,8 +3,12 @@
     GET  /admin/instances   [{id, state, total_tokens, used_tokens, freeness, running, queuing,
                               migrating, head_demand_tokens, preemptions, migrations_committed,
                               migrations_aborted}]
-    GET  /admin/requests    [{id, instance, status, num_tokens, ...}]
+    GET  /admin/requests    [{id, instance, status, num_tokens, ...}]; ?timeout_s=2: of the
+                              instances that answer within this time
     GET  /admin/explain     ?request=ID: [{id, state, instance, events: [{at_s, event, ...}], ...}]
+    GET  /admin/recent      ?last_s=10: {decisions: [{time_s, request, event, ...}], ttft_s: [...],
+                              tpot_s: [...], waiting}
+    GET  /admin/watch       server-sent events: the dashboard's frames (`dashboard.cluster_frames`)
     POST /admin/migrate     {request, to, mode} -> {request, from, to, stages, suspended_ms};
                             a list of these when the name stands for several requests
     POST /admin/drain       {instance, undo} -> null: empty the instance, then end it; or let it
@@ -15,20 +19,22 @@
 The last three return when the work has begun; /admin/instances shows its progress.
 
 Errors are OpenAI's error objects. If the server has API keys, every route needs the key of an
-operator: vLLM's own check guards only the inference routes.
+operator: vLLM's own check guards only the inference routes. `GET /dashboard`, the page that shows
+the frames, needs none: it has nothing of the cluster in it, and asks for the key.
 """
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from http import HTTPStatus
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
-from fastapi import APIRouter, Depends, FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi import APIRouter, Depends, FastAPI, Query, Request
+from fastapi.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from fastapi.routing import APIRoute
 
+from sterna.dashboard.page import STREAM_TYPE, page
 from sterna.errors import (
     UNREADABLE,
     ConfigurationError,
@@ -42,10 +48,14 @@ from sterna.errors import (
 from sterna.frontend.http.request_context import caller
 from sterna.frontend.http.request_errors import error_response
 from sterna.frontend.operators.questions import Operators
+from sterna.frontend.operators.watchers import Watch
 from sterna.migration.messages import Mode
 from sterna.types import InstanceId
 
 Body = TypeVar("Body", bound=msgspec.Struct)
+
+MAX_LAST_S = 600.0
+"""The longest time of which `/admin/recent` can be asked, and time-out of `/admin/requests`."""
 
 
 class BadRequestError(SternaError):
@@ -101,12 +111,14 @@ class RestartBody(msgspec.Struct, forbid_unknown_fields=True):
 def add_admin_routes(
     app: FastAPI,
     operators: Operators,
+    watch: Watch,
     *,
     check_options: Callable[[Sequence[str]], None],
 ) -> None:
     """Add the routes to the server; without API keys, every caller may use them.
 
     Args:
+        watch: makes the frames of the dashboard.
         check_options: raises ConfigurationError for options that a restart cannot have.
     """
 
@@ -126,12 +138,29 @@ def add_admin_routes(
         return JSONResponse(await operators.list_instances())
 
     @router.get("/requests")
-    async def list_requests() -> Response:
-        return JSONResponse(await operators.list_requests())
+    async def list_requests(
+        timeout_s: Annotated[float | None, Query(gt=0.0, le=MAX_LAST_S)] = None,
+    ) -> Response:
+        if timeout_s is None:
+            return JSONResponse(await operators.list_requests())
+        lists = await operators.requests_by_instance(timeout_s)
+        return JSONResponse([request for each in lists.values() for request in each])
 
     @router.get("/explain")
     async def explain(request: str) -> Response:
         return JSONResponse(await operators.explain(request))
+
+    @router.get("/recent")
+    async def recent(
+        last_s: Annotated[float, Query(gt=0.0, le=MAX_LAST_S)] = 10.0,
+    ) -> Response:
+        return JSONResponse(await operators.recent(last_s))
+
+    @router.get("/watch")
+    async def watch_cluster() -> Response:
+        # A proxy must hand on each frame at once.
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        return StreamingResponse(watch.events(), media_type=STREAM_TYPE, headers=headers)
 
     @router.post("/migrate")
     async def migrate(request: Request) -> Response:
@@ -160,6 +189,11 @@ def add_admin_routes(
         return JSONResponse(None, HTTPStatus.ACCEPTED)
 
     app.include_router(router)
+    document = page()
+
+    @app.get("/dashboard", include_in_schema=False)
+    async def dashboard() -> Response:
+        return HTMLResponse(document.html, headers=dict(document.headers))
 
 
 async def _body(request: Request, kind: type[Body]) -> Body:

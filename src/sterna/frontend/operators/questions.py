@@ -3,10 +3,12 @@ starting."""
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
+from sterna.dashboard.decisions import newest
 from sterna.errors import (
     FleetError,
     ImmovableError,
@@ -15,13 +17,14 @@ from sterna.errors import (
     UnknownRequestError,
 )
 from sterna.frontend.peers import SCHEDULER, SUPERVISOR, Peers, Questions
-from sterna.frontend.requests.histories import MAX_ENDED
+from sterna.frontend.requests.histories import MAX_DECISIONS, MAX_ENDED
 from sterna.frontend.requests.request_ids import meant
 from sterna.messages.actors import (
     AdminReply,
     DescribeHistory,
     DrainInstance,
     ListInstances,
+    ListRecent,
     ListRequests,
     Membership,
     MigrateRequest,
@@ -36,12 +39,15 @@ from sterna.types import FrontendId, InstanceId, RequestId
 
 Described = dict[str, Any]
 
+DescribeHere = Callable[[DescribeHistory | ListRecent], Any]
+"""Answers a question to a front end from its own histories."""
+
 
 class Operators:
     """Asks the other actors of the cluster on behalf of operators.
 
     Args:
-        describe_history: the histories of this front end's requests of a name.
+        describe_here: answers what other front ends are asked as well.
     """
 
     def __init__(
@@ -49,12 +55,12 @@ class Operators:
         frontend_id: FrontendId,
         peers: Peers,
         timeout_s: float,
-        describe_history: Callable[[str], list[Described]],
+        describe_here: DescribeHere,
         classes: PriorityClasses = DEFAULT_CLASSES,
     ) -> None:
         self._frontend_id = frontend_id
         self._peers = peers
-        self._describe_history = describe_history
+        self._describe_here = describe_here
         self._classes = classes
         self._questions: Questions[AdminReply] = Questions(timeout_s)
         self._scheduler: str | None = None
@@ -101,6 +107,20 @@ class Operators:
         lists = await asyncio.gather(*map(self._list_requests_of, self._peers.instances))
         return [request for each in lists for request in each]
 
+    async def requests_by_instance(self, timeout_s: float) -> dict[InstanceId, list[Described]]:
+        """Return the live requests of each instance that answers within this time."""
+
+        async def listed(instance_id: InstanceId) -> list[Described] | None:
+            with suppress(TimeoutError, UnansweredError):
+                async with asyncio.timeout(timeout_s):
+                    return await self._list_requests_of(instance_id)
+            return None
+
+        instances = self._peers.instances
+        lists = await asyncio.gather(*map(listed, instances))
+        found = zip(instances, lists, strict=True)
+        return {instance_id: each for instance_id, each in found if each is not None}
+
     async def explain(self, name: str) -> list[Described]:
         """Return the histories of the requests that the name stands for, from all front ends.
 
@@ -109,20 +129,14 @@ class Operators:
             UnansweredError: none of those that answer remembers one, and a front end does not
                 answer.
         """
-        others = sorted(self._frontends - {self._frontend_id})
-        answers: list[list[Described]] = []
-        unanswered: list[UnansweredError] = []
-        for answer in await asyncio.gather(
-            *(self._describe_at(each, name) for each in others), return_exceptions=True
-        ):
-            if isinstance(answer, UnansweredError):
-                unanswered.append(answer)
-            elif isinstance(answer, BaseException):
-                raise answer
-            else:
-                answers.append(answer)
-        here = [{**each, "frontend": self._frontend_id} for each in self._describe_history(name)]
-        found = [each for of_one in (here, *answers) for each in of_one]
+        answers, unanswered = await self._ask_frontends(
+            lambda query_id: DescribeHistory(self._own_address, query_id, name)
+        )
+        found = [
+            {**each, "frontend": frontend_id}
+            for frontend_id, histories in answers.items()
+            for each in histories
+        ]
         if not found and unanswered:
             raise unanswered[0]
         if not found:
@@ -132,16 +146,63 @@ class Operators:
             )
         return found
 
-    async def _describe_at(self, frontend_id: FrontendId, name: str) -> list[Described]:
-        def send(query_id: int) -> None:
-            self._peers.send_to_frontend(
-                frontend_id, DescribeHistory(self._own_address, query_id, name)
-            )
-
-        described: list[Described] = _decoded(
-            await self._questions.ask(None, send, name=frontend_name(frontend_id))
+    async def recent(self, last_s: float, timeout_s: float | None = None) -> Described:
+        """Return what has happened in the last seconds at all front ends that answer, within
+        `timeout_s` if it is given: see `Histories.recent`."""
+        answers, _ = await self._ask_frontends(
+            lambda query_id: ListRecent(self._own_address, query_id, last_s), timeout_s
         )
-        return [{**each, "frontend": frontend_id} for each in described]
+        lists = answers.values()
+        decisions = sorted(
+            (each for one in lists for each in one["decisions"]), key=lambda each: each["time_s"]
+        )
+        return {
+            "decisions": newest(decisions, MAX_DECISIONS, lambda each: each["event"]),
+            "ttft_s": [each for one in lists for each in one["ttft_s"]],
+            "tpot_s": [each for one in lists for each in one["tpot_s"]],
+            "waiting": sum(one["waiting"] for one in lists),
+        }
+
+    async def _ask_frontends(
+        self,
+        question: Callable[[int], DescribeHistory | ListRecent],
+        timeout_s: float | None = None,
+    ) -> tuple[dict[FrontendId, Any], list[UnansweredError]]:
+        """Return the answers of all front ends, this one's first, and the errors of the others."""
+        others = sorted(self._frontends - {self._frontend_id})
+        answers = {self._frontend_id: self._describe_here(question(0))}
+        unanswered: list[UnansweredError] = []
+        for frontend_id, answer in zip(
+            others,
+            await asyncio.gather(
+                *(self._ask_frontend(each, question, timeout_s) for each in others),
+                return_exceptions=True,
+            ),
+            strict=True,
+        ):
+            if isinstance(answer, UnansweredError):
+                unanswered.append(answer)
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                answers[frontend_id] = answer
+        return answers, unanswered
+
+    async def _ask_frontend(
+        self,
+        frontend_id: FrontendId,
+        question: Callable[[int], WireMessage],
+        timeout_s: float | None,
+    ) -> Any:
+        def send(query_id: int) -> None:
+            self._peers.send_to_frontend(frontend_id, question(query_id))
+
+        name = frontend_name(frontend_id)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return _decoded(await self._questions.ask(None, send, name=name))
+        except TimeoutError:
+            raise UnansweredError(f"{name} did not answer within {timeout_s:g} s") from None
 
     async def migrate(self, name: str, destination: InstanceId, mode: Mode) -> list[Described]:
         """Move every request that the name stands for; return a report for each.

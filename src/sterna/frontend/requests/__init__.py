@@ -6,5 +6,5 @@ after moves and deaths), `token_streams` (each token once, in order) and `attemp
 needs to begin again elsewhere). `histories` remembers what happened, for operators.
 
 Offers: core, histories, request_effects, request_ids.
-Imports: config, engine, messages, types.
+Imports: config, dashboard, engine, messages, types.
 """

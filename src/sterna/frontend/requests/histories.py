@@ -2,21 +2,20 @@
 
 The router enters what it sends and gets; nothing is decided here. Each request has its events in
 order, with the seconds since it arrived; `described` gives them to operators, in fields that are
-stable (docs/operations/explain.md). Live requests are kept, and the last `MAX_ENDED` others.
+stable (docs/operations/explain.md). Live requests are kept, and the last `MAX_ENDED` others. The
+last events of all requests together are what `sterna top` and the dashboard show (`recent`).
 """
 
-import math
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from msgspec import structs
-
+from sterna.dashboard.decisions import DISPATCHED, newest
 from sterna.engine.payload_parts import Annotations, EventType
 from sterna.frontend.requests.request_ids import client_id, names_of, without_attempt
 from sterna.messages.actors import COMMITTED, Dispatched, DispatchRequest, MoveEnded
-from sterna.messages.reasons import DispatchReason, InstanceSeen, MoveReason
+from sterna.messages.reasons import DispatchReason, described_dispatch, described_move, finite
 from sterna.types import InstanceId, RequestId
 
 MAX_ENDED = 2_000
@@ -27,6 +26,15 @@ MAX_OF_A_NAME = 64
 
 MAX_EVENTS = 200
 """Events kept of one request: its first and last ones."""
+
+MAX_RECENT = 4_000
+"""Decisions of all requests together that are remembered, dispatches and others apart."""
+
+MAX_LATENCIES = 20_000
+"""Times of a kind that are remembered, of all requests together."""
+
+MAX_DECISIONS = 100
+"""The newest decisions that an answer to `recent` has, dispatches only beside all others."""
 
 Described = dict[str, Any]
 
@@ -69,24 +77,46 @@ class _History:
     since: tuple[int, float] | None = None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Recent:
+    entered_s: float
+    time_s: float
+    request_id: RequestId
+    event: Described
+
+
 class Histories:
     """The histories of one front end's requests. Every method with `now_s` enters an event; those
     about a request that is not known have no effect."""
 
     def __init__(self) -> None:
         self._live: dict[RequestId, _History] = {}
+        # Live requests whose next output says that they run.
+        self._awaited: set[RequestId] = set()
         self._ended: OrderedDict[RequestId, _History] = OrderedDict()
         self._by_client_id: dict[str, deque[_History]] = {}
+        self._dispatches: deque[_Recent] = deque(maxlen=MAX_RECENT)
+        self._others: deque[_Recent] = deque(maxlen=MAX_RECENT)
+        # When each was entered, and the time.
+        self._ttfts_s: deque[tuple[float, float]] = deque(maxlen=MAX_LATENCIES)
+        self._tpots_s: deque[tuple[float, float]] = deque(maxlen=MAX_LATENCIES)
 
     # -------------------------------------------------------------------------------- events
 
     def begin(
-        self, ask: DispatchRequest, class_name: str, now_s: float, *, arrived_s: float
+        self,
+        ask: DispatchRequest,
+        class_name: str,
+        now_s: float,
+        *,
+        arrived_s: float,
+        goes_on: bool = False,
     ) -> None:
         """A request has arrived.
 
         Args:
             arrived_s: the time by the wall clock; `now_s` may have any other.
+            goes_on: it had tokens at another front end, which is gone.
         """
         request_id = ask.request_id
         # vLLM draws unique ids, unless it is told not to.
@@ -94,7 +124,10 @@ class Histories:
         if earlier is not None:
             self._forget(request_id, earlier)
         history = _History(class_name, arrived_s, now_s, ask.prompt_tokens, ask.demand_tokens)
+        if goes_on:
+            history.next_output = "goes on"
         self._live[request_id] = history
+        self._awaited.add(request_id)
         same = self._by_client_id.setdefault(client_id(request_id), deque(maxlen=MAX_OF_A_NAME))
         same.append(history)
         _enter(history, now_s, "arrived")
@@ -103,7 +136,7 @@ class Histories:
         """These wait at the scheduler; no instance has more room than that."""
         for request_id in request_ids:
             if (history := self._of(request_id)) is not None:
-                _enter(history, now_s, "held", room_tokens=_finite(room_tokens))
+                _enter(history, now_s, "held", room_tokens=finite(room_tokens))
 
     def on_dispatched(self, message: Dispatched) -> None:
         """The scheduler has named an instance; `on_sent` follows if the request goes there."""
@@ -117,27 +150,37 @@ class Histories:
         """The request has been sent to an instance."""
         if (history := self._of(attempt_id)) is None:
             return
+        self._awaited.add(without_attempt(attempt_id))
         history.state, history.instance_id, history.since = "queuing", instance_id, None
         history.attempt_id = attempt_id
         (of_attempt, reason), history.reason = history.reason or (None, None), None
         # Without the scheduler the front end has chosen, whatever the scheduler said last.
         is_by_scheduler = dispatch_number > 0 and of_attempt == attempt_id
-        why = _dispatch_reason(reason) if is_by_scheduler and reason is not None else None
-        _enter(history, now_s, "dispatched", instance=instance_id, why=why)
+        why = described_dispatch(reason) if is_by_scheduler and reason is not None else None
+        event = _enter(history, now_s, "dispatched", instance=instance_id, why=why)
+        self._note(attempt_id, history, event, now_s)
 
     def on_output(
         self, request_id: RequestId, annotations: Annotations | None, now_s: float
     ) -> None:
         """Tokens have come, with what their output says besides."""
+        # Most outputs enter nothing, and this is on the way of each.
+        if annotations is None and request_id not in self._awaited:
+            return
         if (history := self._live.get(request_id)) is None:
             return
         if annotations is not None:
             for kind, ago_s in annotations.events:
-                _enter_engines(history, kind, now_s - ago_s)
+                preempted = _enter_engines(history, kind, now_s - ago_s)
+                if preempted is not None:
+                    self._note(request_id, history, preempted, now_s)
         if history.next_output is not None:
             cached_tokens = None if annotations is None else annotations.cached_tokens
-            _enter(history, now_s, history.next_output, cached_tokens=cached_tokens)
+            event = _enter(history, now_s, history.next_output, cached_tokens=cached_tokens)
+            if history.next_output == "first token":
+                self._ttfts_s.append((now_s, event["at_s"]))
             history.next_output = None
+        self._awaited.discard(request_id)
         history.state = "running"
 
     def on_last_token(self, attempt_id: RequestId, output_tokens: int) -> None:
@@ -158,21 +201,24 @@ class Histories:
             "to": message.destination,
             "stages": message.stages,
             "suspended_s": message.suspended_s,
-            "why": None if message.reason is None else _move_reason(message.reason),
+            "why": None if message.reason is None else described_move(message.reason),
         }
         if message.outcome == COMMITTED:
             if history.attempt_id == message.request_id:
                 history.instance_id = message.destination
-            _enter(history, now_s, "moved", **known)
+            event = _enter(history, now_s, "moved", **known)
         else:
-            _enter(history, now_s, "did not move", outcome=message.outcome, **known)
+            event = _enter(history, now_s, "did not move", outcome=message.outcome, **known)
+        self._note(request_id, history, event, now_s)
 
     def on_sent_again(self, request_id: RequestId, num_tokens: int, now_s: float) -> None:
         """The request was lost on its instance, and goes on behind these tokens."""
         if (history := self._live.get(request_id)) is not None:
+            self._awaited.add(request_id)
             history.state, history.instance_id, history.attempt_id = "waiting", None, None
             history.next_output = "goes on" if num_tokens else "first token"
-            _enter(history, now_s, "lost", output_tokens=num_tokens)
+            event = _enter(history, now_s, "lost", output_tokens=num_tokens)
+            self._note(request_id, history, event, now_s)
 
     def on_ended(
         self, request_id: RequestId, state: str, now_s: float, *, reason: str | None = None
@@ -185,11 +231,23 @@ class Histories:
         """
         if (history := self._live.pop(request_id, None)) is None:
             return
+        self._awaited.discard(request_id)
         history.state = state
-        _enter(history, now_s, state, reason=reason)
+        event = _enter(history, now_s, state, reason=reason)
+        if state == "failed":
+            self._note(request_id, history, event, now_s)
+        elif state == "finished" and (tpot_s := _tpot_s(history)) is not None:
+            self._tpots_s.append((now_s, tpot_s))
         self._ended[request_id] = history
         if len(self._ended) > MAX_ENDED:
             self._forget(*self._ended.popitem(last=False))
+
+    def _note(
+        self, request_id: RequestId, history: _History, event: Described, now_s: float
+    ) -> None:
+        time_s = round(history.arrived_s + event["at_s"], 3)
+        entry = _Recent(now_s, time_s, without_attempt(request_id), event)
+        (self._dispatches if event["event"] == DISPATCHED else self._others).append(entry)
 
     def _forget(self, request_id: RequestId, history: _History) -> None:
         name = client_id(request_id)
@@ -212,6 +270,29 @@ class Histories:
         exact = [each for each in every if each[0] == name]
         found = exact or [each for each in every if name in names_of(each[0])]
         return [_described(request_id, history) for request_id, history in found]
+
+    def recent(self, last_s: float, now_s: float) -> Described:
+        """What has happened to all requests in the last seconds: the newest decisions, oldest
+        first, the times to the first token and per output token of requests that got their first
+        or last one, in seconds, and the number of requests that no instance has yet."""
+        since_s = now_s - last_s
+        both = (*self._dispatches, *self._others)
+        entries = sorted(
+            (each for each in both if each.entered_s > since_s), key=lambda each: each.entered_s
+        )
+        return {
+            "decisions": [
+                {
+                    "time_s": each.time_s,
+                    "request": each.request_id,
+                    **{name: fact for name, fact in each.event.items() if name != "at_s"},
+                }
+                for each in newest(entries, MAX_DECISIONS, lambda each: each.event["event"])
+            ],
+            "ttft_s": [value_s for at_s, value_s in self._ttfts_s if at_s > since_s],
+            "tpot_s": [value_s for at_s, value_s in self._tpots_s if at_s > since_s],
+            "waiting": sum(each.state == "waiting" for each in self._live.values()),
+        }
 
     def timing(self, client_ids: Iterable[str], since_s: float) -> Timing | None:
         """Of the requests by which vLLM's server has asked its engine so since then, the timing of
@@ -240,28 +321,42 @@ def _timing(history: _History) -> Timing:
     )
 
 
-def _enter(history: _History, now_s: float, event: str, **facts: object) -> None:
-    at_s = round(now_s - history.begun_s, 6)
-    history.events.append({"at_s": at_s, "event": event, **facts})
+def _tpot_s(history: _History) -> float | None:
+    """Of a request that has finished; None with fewer than two tokens, or if it was lost between
+    them."""
+    events = {each["event"]: each["at_s"] for each in history.events}
+    if "first token" not in events or "lost" in events or (history.output_tokens or 0) < 2:
+        return None
+    num_tokens = history.output_tokens or 0
+    decoding_s = float(events["finished"] - events["first token"])
+    return round(decoding_s / (num_tokens - 1), 6)
+
+
+def _enter(history: _History, now_s: float, event: str, **facts: object) -> Described:
+    entered = {"at_s": round(now_s - history.begun_s, 6), "event": event, **facts}
+    history.events.append(entered)
     if len(history.events) > MAX_EVENTS:
         del history.events[MAX_EVENTS // 2]
         history.num_dropped += 1
+    return entered
 
 
-def _enter_engines(history: _History, kind: int, at_s: float) -> None:
-    """Enter an event of the engine; a wait is entered when it is over."""
+def _enter_engines(history: _History, kind: int, at_s: float) -> Described | None:
+    """Enter an event of the engine; a wait is entered when it is over. Returns the event of a
+    preemption."""
     at_s = max(at_s, history.begun_s)
     if kind == EventType.SCHEDULED:
         since, history.since = history.since, None
         instance = history.instance_id
         if since is None:
-            return
+            return None
         event = "resumed" if since[0] == EventType.PREEMPTED else "scheduled"
         _enter(history, at_s, event, instance=instance, waited_s=round(at_s - since[1], 6))
-        return
-    if kind == EventType.PREEMPTED:
-        _enter(history, at_s, "preempted", instance=history.instance_id)
+        return None
     history.since = kind, at_s
+    if kind == EventType.PREEMPTED:
+        return _enter(history, at_s, "preempted", instance=history.instance_id)
+    return None
 
 
 def _described(request_id: RequestId, history: _History) -> Described:
@@ -277,32 +372,3 @@ def _described(request_id: RequestId, history: _History) -> Described:
         "events": sorted(history.events, key=lambda each: each["at_s"]),
         "events_dropped": history.num_dropped,
     }
-
-
-def _dispatch_reason(reason: DispatchReason) -> Described:
-    return {
-        "rule": reason.rule,
-        "num_eligible": reason.num_eligible,
-        "num_instances": reason.num_instances,
-        "held_s": round(reason.held_s, 6),
-        "prefix_from": reason.prefix_from,
-        "chosen": _seen(reason.chosen),
-        "next_best": None if reason.other is None else _seen(reason.other),
-    }
-
-
-def _seen(seen: InstanceSeen) -> Described:
-    facts = structs.asdict(seen)
-    facts["instance"] = facts.pop("instance_id")
-    return {name: _finite(each) for name, each in facts.items()}
-
-
-def _move_reason(reason: MoveReason) -> Described:
-    facts = structs.asdict(reason)
-    facts["cause"] = reason.cause.value
-    return {name: _finite(each) for name, each in facts.items()}
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no infinity."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -17,14 +17,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from vllm.v1.engine import EngineCoreRequest, EngineCoreRequestType
 
 from sterna.config import FrontendConfig
 from sterna.engine.interface import EngineReady
-from sterna.engine.payload_parts import annotations_of, pack_frames
+from sterna.engine.payload_parts import Annotations, EventType, annotations_of, pack_frames
 from sterna.engine.vllm.payload import (
     cut_leading_tokens,
     decode_request,
@@ -61,6 +61,7 @@ from sterna.messages.actors import (
     DispatchRequest,
     Heartbeat,
     Held,
+    ListRecent,
     Membership,
     MoveEnded,
     TokenBatch,
@@ -133,7 +134,7 @@ class Router:
         self._prefix_counts = PrefixCounts()
         self.peers = Peers(mailbox)
         self.operators = Operators(
-            frontend_id, self.peers, config.admin_timeout_s, self._histories.described, classes
+            frontend_id, self.peers, config.admin_timeout_s, self._describe_here, classes
         )
         self._sockets = EngineSockets(folder, engine.response)
         self.streams: StreamExchange | None = None
@@ -234,10 +235,12 @@ class Router:
             prompt_tokens=prompt_tokens,
             block_hashes=b"" if self._block_hashes is None else self._block_hashes(request),
         )
-        self._histories.begin(ask, its_class.name, _now_s(), arrived_s=time.time())
+        token_ids = () if begun is None else begun.output_token_ids
+        self._histories.begin(
+            ask, its_class.name, _now_s(), arrived_s=time.time(), goes_on=bool(token_ids)
+        )
         if self.traces is not None:
             self._trace_headers[request_id] = request.trace_headers or {}
-        token_ids = () if begun is None else begun.output_token_ids
         if not token_ids:
             # The beginning of a request that goes on here is not known.
             self._latencies.begin(request_id, its_class.name, _now_s())
@@ -278,13 +281,19 @@ class Router:
                 self.operators.on_reply(message)
             case MoveEnded():
                 self._histories.on_move_ended(message, _now_s())
-            case DescribeHistory(reply_to, query_id, name):
-                body = msgspec.json.encode(self._histories.described(name))
-                self._mailbox.send(reply_to, AdminReply(query_id, body))
+            case DescribeHistory() | ListRecent():
+                body = msgspec.json.encode(self._describe_here(message))
+                self._mailbox.send(message.reply_to, AdminReply(message.query_id, body))
             case message if self.streams is not None and isinstance(message, StreamMessage):
                 self.streams.on_message(message, frames)
             case _:
                 logger.error("unexpected message type=%s", type(message).__name__)
+
+    def _describe_here(self, question: DescribeHistory | ListRecent) -> Any:
+        """The answer to another front end's question, or to one of this front end's operators."""
+        if isinstance(question, DescribeHistory):
+            return self._histories.described(question.name)
+        return self._histories.recent(question.last_s, _now_s())
 
     def _note(self, message: RequestMessage) -> None:
         """Enter into the histories what the message alone says."""
@@ -299,6 +308,11 @@ class Router:
             case Held(request_ids, room_tokens):
                 self._histories.on_held(request_ids, room_tokens, _now_s())
 
+    def _note_preemption(self, request_id: RequestId, annotations: Annotations) -> None:
+        for kind, ago_s in annotations.events:
+            if kind == EventType.PREEMPTED:
+                self._latencies.on_preempted(request_id, ago_s)
+
     def _end_history(self, request_id: RequestId, state: str, reason: str | None = None) -> None:
         self._histories.on_ended(request_id, state, _now_s(), reason=reason)
         headers = self._trace_headers.pop(request_id, None)
@@ -310,7 +324,8 @@ class Router:
     def _show(self, stats: ClusterStats) -> None:
         if self._metrics is None:
             # A process can register its metrics only once, and may have had another router.
-            self._metrics = FrontendMetrics()
+            names = [each.name for each in self._classes.classes]
+            self._metrics = FrontendMetrics(class_names=names)
         self._metrics.show(stats)
         self._metrics.count(self._num_unshown)
         self._num_unshown.clear()
@@ -320,6 +335,7 @@ class Router:
         counted = self._prefix_counts.take(stats.instances)
         if self.peers.first_frontend == self._frontend_id:
             self._metrics.count_migrations(stats.migrations)
+            self._metrics.count_scaling(stats.num_scaled_up, stats.num_scaled_down)
         else:
             counted = 0, 0
         self._sockets.push(encode_cluster_stats(stats, *counted))
@@ -362,8 +378,11 @@ class Router:
                         payload = cut_leading_tokens(payload, num_repeated)
                     if not self._holds(request_id, payload, is_finished=is_finished):
                         outputs.append(payload)
+                    annotations = annotations_of(payload)
+                    if annotations is not None and annotations.events:
+                        self._note_preemption(request_id, annotations)
                     self._latencies.on_output(request_id, now_s, is_finished=is_finished)
-                    self._histories.on_output(request_id, annotations_of(payload), now_s)
+                    self._histories.on_output(request_id, annotations, now_s)
                     if request_id in self._unstarted:
                         self._unstarted.discard(request_id)
                         self._queue.on_first_token(client_id(request_id), now_s)
@@ -372,6 +391,7 @@ class Router:
                         self._end_history(request_id, "finished")
                 case SendAgain(request_id, attempt_id, num_tokens):
                     self._num_sent_again += 1
+                    self._latencies.on_lost(request_id)
                     self._histories.on_sent_again(request_id, num_tokens, now_s)
                     logger.info(
                         "request sent again request=%s attempt=%s num_tokens=%d",

@@ -59,6 +59,7 @@ from sterna.frontend.http.shutdown_gate import Gate
 from sterna.frontend.http.slow_clients import ConnectionLimit, with_limits
 from sterna.frontend.http.tls import behind_tls
 from sterna.frontend.operators.admin_routes import add_admin_routes
+from sterna.frontend.operators.watchers import Watch
 from sterna.frontend.vllm_server.router import MakeExchange, Router
 from sterna.messages.actors import Membership
 from sterna.messaging.mailbox import Mailbox
@@ -290,9 +291,12 @@ class FrontendServer:
                 keys = ApiKeys(self._args.api_key_table)
                 app = _vllms_app(self._args, tasks, client, keys)
                 only = None if keys.are_needed else HARMLESS_OPTIONS
+                model = client.vllm_config.model_config.served_model_name
+                watch = Watch(router.operators, model, self._args.classes)
                 add_admin_routes(
                     app,
                     router.operators,
+                    watch,
                     check_options=partial(self._check_engine_options, only),
                 )
                 await init_app_state(client, app.state, self._args, tasks)
@@ -309,7 +313,7 @@ class FrontendServer:
                     router.timing if self._config.door.has_server_timing else None,
                 )
                 self._gate = door.gate
-                await self._answer(door.app, app, client, sock)
+                await self._answer(door.app, app, client, sock, watch)
             finally:
                 client.shutdown(timeout=0)
 
@@ -358,13 +362,13 @@ class FrontendServer:
             raise ConfigurationError(one_line(error)) from error
 
     async def _answer(
-        self, door: ASGIApp, app: FastAPI, client: AsyncLLM, sock: socket.socket
+        self, door: ASGIApp, app: FastAPI, client: AsyncLLM, sock: socket.socket, watch: Watch
     ) -> None:
         config, context = _http_config(door, self._args, self._config)
         app.state.server = server = _Server(config, self._listening)
         companions = [
             asyncio.create_task(watchdog_loop(server, client)),
-            asyncio.create_task(self._stop_when_told(server)),
+            asyncio.create_task(self._stop_when_told(server, watch)),
         ]
         refresher = _certificate_refresher(context, self._args)
         try:
@@ -377,8 +381,9 @@ class FrontendServer:
         if not self._stopping.is_set():
             raise RuntimeError("vLLM's server ended by itself; its log says why")
 
-    async def _stop_when_told(self, server: uvicorn.Server) -> None:
+    async def _stop_when_told(self, server: uvicorn.Server, watch: Watch) -> None:
         await self._stopping.wait()
+        watch.close()
         server.should_exit = True
 
 
