@@ -30,6 +30,7 @@ SHOWN: Mapping[str, tuple[str, float]] = {
     "preemptions": ("preemptions", 1),
     "migrations": ("moves", 1),
     "late_steps": ("late steps", 1),
+    "late_s": ("by [s]", 1),
 }
 
 
