@@ -37,7 +37,9 @@ VARIABLES = {"$job": ".*", "$__rate_interval": "10s"}
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    options = ("--instances", "2", "--frontends", "2", "--enable-prefix-caching")
+    # Of the policies, this one lets instances run out of memory, so that they preempt.
+    policy = ("--policy", "infaas++")
+    options = ("--instances", "2", "--frontends", "2", "--enable-prefix-caching", *policy)
     # Prefix caches need vLLM's own rule of preemption.
     rules = "step_mode: chunked\n  preemption: last_admitted"
     profile = PROFILE.replace("step_mode: chunked", rules)
@@ -159,8 +161,13 @@ def test_every_curve_has_data_under_load(server: ServerProcess, prometheus: http
 
     missing = set(curves())
     with load(server):
+        # A rate needs a sample before what it counts.
+        until(lambda: bool(asked("sterna_recovery_gap_seconds_count")), "a first sample")
         kill_an_instance(server)
-        until(is_complete, "every curve has data")
+        try:
+            until(is_complete, "every curve has data")
+        except AssertionError:
+            pytest.fail(f"no data in: {sorted(missing)}")
         shown = asked("sterna_instance_used_tokens")
         assert len({each["metric"]["instance"] for each in shown}) > 1
         rules = prometheus.get("/api/v1/rules").json()["data"]["groups"][0]["rules"]
