@@ -32,7 +32,7 @@ ENVIRONMENTS = ROOT / ".cache" / "tools-of-others"
 PACKAGES = {
     "guidellm": "guidellm=={version}",
     "aiperf": "aiperf=={version}",
-    "lm-eval": "lm-eval[api]=={version}",
+    "lm-eval": "lm-eval[api]=={version} transformers",
 }
 RUN_TIMEOUT_S = 900.0
 
@@ -59,7 +59,7 @@ def folder_of(tool: str) -> Path:
         venv.create(folder, with_pip=True, clear=True)
         package = PACKAGES[tool].format(version=version[1])
         python = folder / "bin" / "python"
-        subprocess.run([python, "-m", "pip", "install", "-q", package], check=True)
+        subprocess.run([python, "-m", "pip", "install", "-q", *package.split()], check=True)
         (folder / "complete").touch()
     return folder / "bin"
 
@@ -72,7 +72,6 @@ def run(line: str, server: ServerProcess, path: Path, folder: Path, *options: st
         "MODEL": MODEL_NAME,
         "TOKENIZER": str(small_model()),
         "PATH": f"{path}:{os.environ['PATH']}",
-        "HF_HUB_OFFLINE": "1",
     }
     done = subprocess.run(
         ["bash", "-c", f"{line} {' '.join(options)}"],
@@ -106,9 +105,8 @@ def test_vllms_own_benchmark(sterna: ServerProcess, tmp_path: Path) -> None:
 
 def test_guidellm(sterna: ServerProcess, tmp_path: Path) -> None:
     with Mover(sterna, "guidellm") as mover:
-        path = folder_of("guidellm")
-        run(command("guidellm"), sterna, path, tmp_path, f"--output-dir {tmp_path}")
-    (report,) = tmp_path.glob("*.json")
+        run(command("guidellm"), sterna, folder_of("guidellm"), tmp_path)
+    (report,) = tmp_path.glob("benchmarks.json")
     (found,) = json.loads(report.read_text())["benchmarks"]
     assert found["metrics"]["request_totals"]["successful"] == 24
     assert mover.total > 0
