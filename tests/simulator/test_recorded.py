@@ -9,9 +9,10 @@ import pytest
 
 from sterna.config import ScalingConfig
 from sterna.dashboard import recording
+from sterna.dashboard.cluster_frames import LATENCY_WINDOW_S
 from sterna.policy.presets import PRESETS
 from sterna.simulator import SimulationConfig, simulate
-from sterna.simulator.recorded import LATENCY_WINDOW_S, Recorded, simulate_recorded
+from sterna.simulator.recorded import Recorded, simulate_recorded
 from sterna.workload.trace import Trace
 from tests.simulator.builders import (
     Result,

@@ -51,6 +51,10 @@ INSTANCES_A_SECOND = 16
 
 MAX_INTERVAL_S = 8.0
 
+LATENCY_WINDOW_S = 10.0
+"""Time in which first and last tokens count for the percentiles of a frame; on a server longer
+where frames are rare."""
+
 
 @dataclass(frozen=True, slots=True)
 class ShownRequest:

@@ -17,6 +17,7 @@ import numpy as np
 
 from sterna.dashboard import recording
 from sterna.dashboard.cluster_frames import (
+    LATENCY_WINDOW_S,
     Frame,
     Frames,
     ShownDecision,
@@ -37,9 +38,6 @@ from sterna.simulator.simulated_instance import SimulatedInstance
 from sterna.simulator.simulation import Simulation
 from sterna.types import InstanceId, InstanceView, MigrationId, RequestId, RequestView, whose_prefix
 from sterna.workload.trace import Trace
-
-LATENCY_WINDOW_S = 10.0
-"""Time in which the first and last tokens count for the percentiles of a frame."""
 
 CLASS_RANKS = {"normal": 0, "high": 1}
 """Classes of a trace's requests."""

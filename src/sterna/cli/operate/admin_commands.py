@@ -4,13 +4,13 @@ import argparse
 import http.client
 import json
 import os
-import sys
 import urllib.error
 import urllib.parse
 import urllib.request
 from typing import Any
 
 from sterna.cli.operate.explain_text import explained
+from sterna.cli.operate.top_view import Table, text_of
 from sterna.errors import SternaError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -139,11 +139,8 @@ def _print(rows: list[dict[str, Any]], columns: tuple[str, ...], as_json: bool) 
     if as_json:
         print(json.dumps(rows))
         return
-    table = [columns] + [tuple(_text(row.get(column)) for column in columns) for row in rows]
-    widths = [max(len(row[i]) for row in table) for i in range(len(columns))]
-    for row in table:
-        line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        sys.stdout.write(line.rstrip() + "\n")
+    cells = tuple(tuple(_text(row.get(column)) for column in columns) for row in rows)
+    print(text_of(Table(columns, cells)))
 
 
 def _text(value: Any) -> str:

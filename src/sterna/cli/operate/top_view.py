@@ -1,4 +1,4 @@
-"""Tables of `sterna top`: instances, requests, and the last decisions, as text.
+"""Tables of the operators' commands as text, and those of `sterna top`.
 
 They are made of what the admin API answers (docs/operations/run.md).
 """
@@ -119,17 +119,18 @@ def plain(snapshot: Snapshot, max_rows: int) -> str:
         requests_table(snapshot.requests),
         decisions_table(snapshot.recent["decisions"]),
     )
-    return "\n\n".join([headline(snapshot), *(_text(each, max_rows) for each in tables)])
+    return "\n\n".join([headline(snapshot), *(text_of(each, max_rows) for each in tables)])
 
 
-def _text(table: Table, max_rows: int) -> str:
+def text_of(table: Table, max_rows: int | None = None) -> str:
+    """The table as lines of text, with at most this number of rows."""
     shown = [table.columns, *table.rows[:max_rows]]
     widths = [max(len(row[column]) for row in shown) for column in range(len(table.columns))]
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in shown
     ]
-    if len(table.rows) > max_rows:
+    if max_rows is not None and len(table.rows) > max_rows:
         lines.append(f"({len(table.rows) - max_rows} more)")
     return "\n".join(lines)
 

@@ -14,6 +14,7 @@ from functools import partial
 import msgspec
 
 from sterna.dashboard.cluster_frames import (
+    LATENCY_WINDOW_S,
     Frame,
     Frames,
     ShownDecision,
@@ -29,10 +30,6 @@ from sterna.priority_classes import PriorityClasses
 from sterna.types import InstanceId, RequestStatus
 
 logger = logging.getLogger(__name__)
-
-LATENCY_WINDOW_S = 10.0
-"""Time in which the first and last tokens count for the percentiles of a frame; longer where frames
-are rare."""
 
 ANSWER_TIMEOUT_S = 2.0
 """Time that an actor has to answer for a frame, which does without it then."""
