@@ -72,6 +72,11 @@ def summary(samples: Sequence[float], digits: int = 4) -> dict[str, float]:
     }
 
 
+def named_for_device(name: str) -> str:
+    """The name of a file for results of this machine: with a CUDA device there are others."""
+    return name if _gpu() is None else f"{name}_cuda"
+
+
 def measured_commit() -> str:
     """The commit that was measured; two where the checkout changed since this program began."""
     now_at = commit()
@@ -81,11 +86,12 @@ def measured_commit() -> str:
 def commit(root: Path = ROOT) -> str:
     """The commit that is checked out, marked when tracked files differ from it.
 
-    Result files and documents do not count: benchmarks write them, one after the other.
+    Result files and documents do not count: benchmarks write them, one after the other. A copy of
+    the files without their history is of the commit that the variable `STERNA_COMMIT` names.
     """
     head = _git("rev-parse", "--short=12", "HEAD", root=root)
     if head is None:
-        return "unknown"
+        return os.environ.get("STERNA_COMMIT", "unknown")
     unmeasured = [f":(exclude,top){path}" for path in ("bench/results", "docs", "*.md")]
     is_dirty = bool(
         _git("status", "--porcelain", "--untracked-files=no", "--", ".", *unmeasured, root=root)

@@ -8,13 +8,14 @@ that had moved there must go on with the same tokens.
     sterna bench kinds --kinds gemma3 granite4    these; the others' rows are kept
     sterna bench kinds --report                   measure nothing; write the pages again
 
-`bench/results/model_kinds.json` has a row for each kind: its KV cache `groups` by vLLM's names,
-whether it `moves` or the `reason` why not, whether the tokens were the same after moves
-(`token_identical`) and after a death (`recovered_identical`), the largest number of `stages`, the
-`downtime_ms`, and the largest `last_stage_bytes` as the data planes count them. The `recovery` is
-`as recomputed` where tokens after a death are others, but those that vLLM alone gives when it
-computes a KV cache again. The models are tiny: compare rows, and read downtimes against
-`decode_step_ms`. Run it on a quiet machine.
+`bench/results/model_kinds.json` has a row for each kind (`model_kinds_cuda.json` on a machine with
+a CUDA device, which the instances share): its KV cache `groups` by vLLM's names, whether it `moves`
+or the `reason` why not, whether the tokens were the same after moves (`token_identical`) and after
+a death (`recovered_identical`), the largest number of `stages`, the `downtime_ms`, and the largest
+`last_stage_bytes` as the data planes count them. The `recovery` is `as recomputed` where tokens
+after a death are others, but those that vLLM alone gives when it computes a KV cache again. The
+models are tiny: compare rows, and read downtimes against `decode_step_ms`.
+Run it on a quiet machine.
 """
 
 import argparse
@@ -88,19 +89,19 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(options: argparse.Namespace) -> None:
     failures = [] if options.report else _measure_all(options)
-    document = read(options.results)
+    document = read(options.results, results_io.named_for_device(NAME))
     print(models_table(document))
     if options.results.resolve() == results_io.RESULTS:
-        write_marked(README, COMMAND, readme_table(document))
-        write_marked(PAGE, COMMAND, models_table(document))
+        write_marked(README, COMMAND, readme_table(read(options.results)))
+        write_marked(PAGE, COMMAND, models_table(read(options.results)))
     if failures:
         raise KindsError("; ".join(failures))
 
 
-def read(folder: Path) -> dict[str, Any] | None:
+def read(folder: Path, name: str = NAME) -> dict[str, Any] | None:
     """The results in the folder; None where there are none."""
     try:
-        return results_io.read(NAME, folder)
+        return results_io.read(name, folder)
     except FileNotFoundError:
         return None
 
@@ -175,7 +176,8 @@ def _measure(kind: str, num_moves: int, say: Progress) -> Row:
 
 def _write(row: Row, folder: Path) -> Path:
     """Write this row, and keep those of other kinds."""
-    earlier = read(folder)
+    name = results_io.named_for_device(NAME)
+    earlier = read(folder, name)
     rows = {} if earlier is None else {each["kind"]: each for each in earlier["rows"]}
     rows[row["kind"]] = row
     config = {
@@ -187,7 +189,7 @@ def _write(row: Row, folder: Path) -> Path:
         "neighbour_tokens": NEIGHBOUR_TOKENS,
     }
     ordered = [rows[kind] for kind in CASES if kind in rows]
-    return results_io.write(NAME, config, ordered, folder)
+    return results_io.write(name, config, ordered, folder)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from bench.kinds.drafts import draft_model, eagle, next_token_layer, ngram
 from bench.kinds.prompts import image_prompt
 from bench.kinds.tiny_adapters import RANK, build_adapter
 from bench.kinds.tiny_models import KINDS, build
+from sterna.engine.vllm.guard import is_cpu_build
 
 SERVE_OPTIONS = {
     "block_size": 32,
@@ -24,6 +25,9 @@ SERVE_OPTIONS = {
     "enforce_eager": True,
 }
 """Options of vLLM's `EngineArgs` where neither the model nor the case has others."""
+
+SHARE_OF_GPU = 0.05
+"""vLLM starts an engine only where this part of a GPU's memory is free; two instances share one."""
 
 POOL_BYTES = 32 << 20
 """KV offloading's pool in the host's memory."""
@@ -80,6 +84,8 @@ class Case:
         made = KINDS[self.model]
         model = build(self.model, folder / "model")
         options = {**SERVE_OPTIONS, "dtype": made.dtype, **made.options, **self.prepare(folder)}
+        if not is_cpu_build():
+            options["gpu_memory_utilization"] = SHARE_OF_GPU
         return [str(model), *as_arguments(options)]
 
 

@@ -7,6 +7,7 @@ downtimes against `decode_step_ms`: a client that gets a token every 40 ms does 
 Run it on a quiet machine; everything here shares its cores.
 
     sterna bench migration [--quick] [--transports tcp shm] [--tokens 1024 8192] ...
+    sterna bench migration --model FOLDER --engine-options "--load-format dummy"
 
 An interrupted run continues when it is started again with the same options.
 """
@@ -14,12 +15,12 @@ An interrupted run continues when it is started again with the same options.
 import argparse
 import asyncio
 import json
+import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from bench.common import results_io
 from bench.common.command import Progress
@@ -64,13 +65,14 @@ PARTS = ("downtime", "cost")
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     plan = QUICK if options.quick else _plan(options)
+    served = Served(options.model, tuple(shlex.split(options.engine_options)))
     folder = UNFINISHED / "quick" if options.quick else options.results
     try:
         with local_ray():
             unfinished = Unfinished(
-                UNFINISHED, _config(plan), quick=options.quick, resume=options.resume
+                UNFINISHED, _config(plan, served), quick=options.quick, resume=options.resume
             )
-            benchmark = _Benchmark(plan, folder, unfinished)
+            benchmark = _Benchmark(plan, served, folder, unfinished)
             if "downtime" in options.parts:
                 benchmark.measure_downtimes()
             if "cost" in options.parts:
@@ -88,6 +90,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     plan = Plan()
     parser.add_argument("--quick", action="store_true", help="a few cells, kept out of the results")
+    parser.add_argument(
+        "--model", metavar="FOLDER", help="a model's files in place of the small model's"
+    )
+    parser.add_argument(
+        "--engine-options", default="", metavar="OPTIONS", help="more options of vLLM"
+    )
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
     parser.add_argument("--transports", nargs="+", choices=TRANSPORTS, default=TRANSPORTS)
@@ -138,16 +146,39 @@ def _plan(options: argparse.Namespace) -> Plan:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What the instances serve.
+
+    Attributes:
+        model: the folder of its files; None: the small model.
+        options: of vLLM, beside those of every run.
+    """
+
+    model: str | None = None
+    options: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The model's name in results, without its path."""
+        return SMALL_MODEL_NAME if self.model is None else Path(self.model).name
+
+    @property
+    def arguments(self) -> list[str]:
+        """The arguments of `sterna serve`."""
+        return [*([self.model] if self.model else []), *ENGINE_OPTIONS, *self.options]
+
+
 class _Benchmark:
     """One run over a plan; results are kept after every length."""
 
-    def __init__(self, plan: Plan, folder: Path, unfinished: Unfinished) -> None:
+    def __init__(self, plan: Plan, served: Served, folder: Path, unfinished: Unfinished) -> None:
         self._plan = plan
         self._folder = folder
         self._unfinished = unfinished
-        self._name = "migration_cuda" if torch.cuda.is_available() else "migration"
-        self._config = _config(plan)
-        self._args = parse(["serve", *ENGINE_OPTIONS])
+        self._name = results_io.named_for_device("migration")
+        self._config = _config(plan, served)
+        self._args = parse(["serve", *served.arguments])
         self._say = Progress(sys.stdout)
 
     # ---------------------------------------------------------------------------- downtimes
@@ -257,11 +288,11 @@ class _Benchmark:
             self._say(f"{mark} {goal.name}: {goal.found}; {goal.bound}")
 
 
-def _config(plan: Plan) -> dict[str, Any]:
+def _config(plan: Plan, served: Served) -> dict[str, Any]:
     transport, migration = TransportConfig(), MigrationConfig()
     return {
-        "model": SMALL_MODEL_NAME,
-        "engine_options": ENGINE_OPTIONS,
+        "model": served.name,
+        "engine_options": [*ENGINE_OPTIONS, *served.options],
         "num_instances": 2,
         "busy": f"{BATCH_SIZE} more requests of {BATCH_TOKENS} tokens on each instance",
         "num_samples": plan.num_samples,

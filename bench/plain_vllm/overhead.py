@@ -7,12 +7,14 @@ server is first.
 
     sterna bench overhead [--modes compiled eager] [--rounds 5] [--continue]
 
-`bench/results/overhead.json` is written after every server.
+`bench/results/overhead.json` (`overhead_cuda.json` on a machine with a CUDA device) is written
+after every server.
 """
 
 import argparse
 import contextlib
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -21,7 +23,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from bench.common import results_io
-from bench.common.command import end_like_ctrl_c, ended
+from bench.common.command import end_like_ctrl_c, ended, positive
 from bench.common.machine import ForeignLoad, descendants_cpu_s, descendants_memory_bytes
 from bench.common.tables import Row, rounded
 from bench.plain_vllm import overhead_report
@@ -70,16 +72,24 @@ SIDES: Mapping[str, tuple[Sequence[str] | None, tuple[str, ...]]] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, and write the results."""
     options = _parser().parse_args(argv)
+    name = results_io.named_for_device(NAME)
     return ended(
-        lambda: rows_in_rounds(NAME, NAME, options, _measure, overhead_report.markdown, PAGE)
+        lambda: rows_in_rounds(name, NAME, options, _measure, overhead_report.markdown, PAGE)
     )
 
 
 def _measure(options: argparse.Namespace, rows: list[Row], folder: Path) -> None:
     notes = Notes()
-    model = ensure_small_model(default_cache_folder(os.environ), notes.say)
-    loads = [each for each in LOADS if each.name in options.loads]
-    idle_s = IDLE_S
+    model = options.model
+    if model is None:
+        model = ensure_small_model(default_cache_folder(os.environ), notes.say)
+    more = tuple(shlex.split(options.engine_options))
+    loads = [
+        replace(each, num_requests=options.times * each.num_requests)
+        for each in LOADS
+        if each.name in options.loads
+    ]
+    idle_s = options.idle_seconds
     for each in loads:
         if not each.is_saturated and not _has_saturated(loads, each):
             raise ConfigurationError(
@@ -98,11 +108,17 @@ def _measure(options: argparse.Namespace, rows: list[Row], folder: Path) -> None
                 notes.say(f"round {seed} of {options.rounds}: {name}, {mode}")
                 log = LOGS / NAME / f"{name}-{mode}-{seed}.log"
                 rows += _rows_of_server(
-                    name, mode, loads, idle_s, model, seed, _rates(rows, mode), log, notes
+                    name, mode, more, loads, idle_s, model, seed, _rates(rows, mode), log, notes
                 )
+                config = {
+                    "model": model.name,
+                    "engine_options": [*ENGINE_OPTIONS, *more],
+                    "rounds": options.rounds,
+                    "loads": [asdict(each) for each in loads],
+                }
                 results_io.write(
-                    NAME,
-                    {"rounds": options.rounds, "loads": [asdict(each) for each in loads]},
+                    results_io.named_for_device(NAME),
+                    config,
                     rows,
                     folder,
                     summary=overhead_report.summary(rows),
@@ -128,6 +144,7 @@ def _rates(rows: Sequence[Row], mode: str) -> dict[int, float]:
 def _rows_of_server(
     name: str,
     mode: str,
+    more: Sequence[str],
     loads: Sequence[Load],
     idle_s: float,
     model: Path,
@@ -141,7 +158,7 @@ def _rows_of_server(
     rows: list[Row] = []
     log.parent.mkdir(parents=True, exist_ok=True)
     begun_s = time.monotonic()
-    arguments = (str(model), *ENGINE_OPTIONS, *MODES[mode], *options)
+    arguments = (str(model), *ENGINE_OPTIONS, *MODES[mode], *more, *options)
     with served(arguments, log=log, program=program) as url:
         start_s = time.monotonic() - begun_s
         for number, load in enumerate(loads):
@@ -221,6 +238,22 @@ def _parser() -> argparse.ArgumentParser:
         default=[each.name for each in LOADS],
         metavar="LOAD",
         help="some of: " + "; ".join(each.name for each in LOADS) + " (default: all)",
+    )
+    parser.add_argument(
+        "--model", type=Path, metavar="FOLDER", help="a model's files in place of the small model's"
+    )
+    parser.add_argument(
+        "--engine-options", default="", metavar="OPTIONS", help="more options of vLLM"
+    )
+    parser.add_argument(
+        "--times", type=positive, default=1, metavar="N", help="N times as many requests"
+    )
+    parser.add_argument(
+        "--idle-seconds",
+        type=float,
+        default=IDLE_S,
+        metavar="SECONDS",
+        help="how long a server without requests is watched (default: %(default)s)",
     )
     add_round_options(parser, quick="two loads of few requests, as a check")
     return parser
