@@ -83,6 +83,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FOLDER",
         help="folder of the result file; pages are written from the default folder only",
     )
+    parser.add_argument(
+        "--dtype", help="what to compute in, in place of what vLLM's CPU build needs for the model"
+    )
     parser.add_argument("--report", action="store_true", help="only write the pages again")
     return parser
 
@@ -120,7 +123,7 @@ def _measure_all(options: argparse.Namespace) -> list[str]:
     say = Progress()
 
     def measure_one(kind: str) -> Row:
-        return _measure(kind, options.moves, say)
+        return _measure(kind, options.moves, options.dtype, say)
 
     try:
         with local_ray():
@@ -155,7 +158,7 @@ def measured(
     return failures
 
 
-def _measure(kind: str, num_moves: int, say: Progress) -> Row:
+def _measure(kind: str, num_moves: int, dtype: str | None, say: Progress) -> Row:
     from ray.exceptions import RayError
 
     from bench.kinds.measurement import measure
@@ -166,12 +169,22 @@ def _measure(kind: str, num_moves: int, say: Progress) -> Row:
     say(f"{kind}: starting two instances of a model like {case.title}")
     with tempfile.TemporaryDirectory(prefix="kinds-") as name:
         folder = Path(name)
-        args = parse(["serve", *case.serve_arguments(folder)])
+        args = parse(["serve", *case.serve_arguments(folder, dtype)])
         measuring = measure(case, args, folder, num_moves, lambda text: say(f"  {text}"))
         try:
-            return row_of(kind, asyncio.run(measuring))
+            return {**row_of(kind, asyncio.run(measuring)), **_settings(args)}
         except RayError as error:
             raise KindsError(reason_of(error)) from error
+
+
+def _settings(args: argparse.Namespace) -> Row:
+    from vllm import envs
+
+    return {
+        "dtype": args.dtype,
+        "runner": "V2" if envs.VLLM_USE_V2_MODEL_RUNNER else "V1",
+        "batch_invariant": envs.VLLM_BATCH_INVARIANT,
+    }
 
 
 def _write(row: Row, folder: Path) -> Path:

@@ -79,13 +79,19 @@ class Case:
     is_alone: bool = False
     is_in_readme: bool = True
 
-    def serve_arguments(self, folder: Path) -> list[str]:
-        """Write the model into the folder; returns the arguments of `sterna serve`."""
+    def serve_arguments(self, folder: Path, dtype: str | None = None) -> list[str]:
+        """Write the model into the folder; returns the arguments of `sterna serve`.
+
+        Args:
+            dtype: to compute in; None: the model's own.
+        """
         made = KINDS[self.model]
         model = build(self.model, folder / "model")
         options = {**SERVE_OPTIONS, "dtype": made.dtype, **made.options, **self.prepare(folder)}
         if not is_cpu_build():
             options["gpu_memory_utilization"] = SHARE_OF_GPU
+        if dtype is not None:
+            options["dtype"] = dtype
         return [str(model), *as_arguments(options)]
 
 
@@ -124,16 +130,15 @@ def _with_image(token_ids: Sequence[int], folder: Path, vllm_config: Any) -> Que
 
 def with_offloading(folder: Path) -> dict[str, Any]:
     """Options of an engine that saves prompts and outputs in a pool of the host's memory."""
+    extra: dict[str, Any] = {"cpu_bytes_to_use": POOL_BYTES, "offload_prompt_only": False}
+    if is_cpu_build():
+        extra["spec_name"] = "HostOffloadingSpec"
+        extra["spec_module_path"] = "bench.kinds.host_offloading"
     return {
         "kv_transfer_config": {
             "kv_connector": "OffloadingConnector",
             "kv_role": "kv_both",
-            "kv_connector_extra_config": {
-                "spec_name": "HostOffloadingSpec",
-                "spec_module_path": "bench.kinds.host_offloading",
-                "cpu_bytes_to_use": POOL_BYTES,
-                "offload_prompt_only": False,
-            },
+            "kv_connector_extra_config": extra,
         }
     }
 
