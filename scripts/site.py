@@ -26,7 +26,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     ),
     "Concepts": ("architecture", "migration_protocol", "models", "paper_map", "glossary"),
     "Policies and simulation": ("policies", "simulation", "traces", "emulated_engine"),
-    "Evaluation": ("evaluation", "benchmarks", "performance", "benchmarking"),
+    "Evaluation": ("evaluation", "benchmarks", "performance", "gpu", "benchmarking"),
     "Reference": ("reference/options", "reference/routes", "reference/messages", "security"),
     "More": ("faq", "comparison"),
     "Internals": (

@@ -191,8 +191,8 @@ def _write(row: Row, folder: Path) -> Path:
     """Write this row, and keep those of other kinds."""
     name = results_io.named_for_device(NAME)
     earlier = read(folder, name)
-    rows = {} if earlier is None else {each["kind"]: each for each in earlier["rows"]}
-    rows[row["kind"]] = row
+    rows = {} if earlier is None else {_place(each): each for each in earlier["rows"]}
+    rows[_place(row)] = row
     config = {
         "models": "tiny random ones (bench/kinds/tiny_models.py)",
         "engine_options": SERVE_OPTIONS,
@@ -201,8 +201,13 @@ def _write(row: Row, folder: Path) -> Path:
         "prompt_tokens": PROMPT_TOKENS,
         "neighbour_tokens": NEIGHBOUR_TOKENS,
     }
-    ordered = [rows[kind] for kind in CASES if kind in rows]
+    ordered = [rows[place] for place in sorted(rows)]
     return results_io.write(name, config, ordered, folder)
+
+
+def _place(row: Row) -> tuple[str, int]:
+    """What a row is of: the runner, and the kind by its place in `CASES`."""
+    return row.get("runner", "V1"), list(CASES).index(row["kind"])
 
 
 if __name__ == "__main__":

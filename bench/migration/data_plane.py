@@ -15,7 +15,7 @@ smallest numbers are uncertain.
 
     sterna bench data-plane [--models llama-7b] [--transports tcp shm] ...
 
-`bench/results/data_plane.json` is written at the end.
+`bench/results/data_plane.json`, with `--device cuda` `data_plane_cuda.json`, is written at the end.
 """
 
 import argparse
@@ -115,11 +115,12 @@ def _run(options: argparse.Namespace) -> None:
         "skipped": skipped,
     }
     folder = results_io.RESULTS if options.results is None else options.results
-    path = results_io.write(NAME, config_facts, rows, folder, summary=report.summary(rows))
+    name = NAME if device.type == "cpu" else f"{NAME}_cuda"
+    path = results_io.write(name, config_facts, rows, folder, summary=report.summary(rows))
     print(f"wrote {path}", file=sys.stderr)
     text = report.markdown(rows)
     print(text)
-    if folder == results_io.RESULTS:
+    if folder == results_io.RESULTS and name == NAME:
         write_marked(PAGE, "sterna bench data-plane", text)
 
 

@@ -1,13 +1,18 @@
 """Copies between the cache and staging buffers; those with a CUDA cache run on a CUDA device."""
 
+import itertools
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
+from sterna.transport import sender
+from sterna.transport.data_plane import Sent, Stopped
 from sterna.transport.memory.chunks import Tile
-from sterna.transport.memory.staging import make_buffer, make_copier
+from sterna.transport.memory.layout import KvCache
+from sterna.transport.memory.staging import CpuCopier, make_buffer, make_copier
 from tests.transport.planes import KINDS, Node, stage
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -41,6 +46,40 @@ def test_a_copiers_thread_copies_alone_and_others_keep_their_number(two_cores: N
     assert (inside, seen_later, torch.get_num_threads()) == ([1], [2], 2)
 
 
+def test_only_the_last_stage_of_a_marked_migration_waits_for_the_marked_steps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source, destination = Node("tcp"), Node("tcp")
+    fences = itertools.count()
+    monkeypatch.setattr(source.cache, "fence", lambda: next(fences))
+    waited: list[object] = []
+
+    def copier(cache: KvCache, num_bytes: int) -> CpuCopier:
+        made = CpuCopier(cache)
+        gather = made.gather
+
+        def watched(tile: Tile, ids: torch.Tensor, buffer: torch.Tensor, fence: Any) -> None:
+            waited.append(fence)
+            gather(tile, ids, buffer, fence)
+
+        monkeypatch.setattr(made, "gather", watched)
+        return made
+
+    monkeypatch.setattr(sender, "make_copier", copier)
+    source.plane.mark_steps(stage("m").migration_id)  # 0
+    source.plane.mark_steps(stage("stopped").migration_id)  # 1
+    source.plane.stop(stage("stopped").migration_id)
+    assert isinstance(source.next_event(), Stopped)
+    for name, number, paced in (("m", 0, True), ("m", 1, False), ("stopped", 0, False)):
+        destination.receive(stage(name, number), [0])
+        source.send(stage(name, number), destination, [4], paced=paced)
+        assert isinstance(source.next_event(), Sent)
+        destination.next_event()
+    assert waited == [2, 0, 3]
+    source.plane.close()
+    destination.plane.close()
+
+
 @pytest.mark.cuda
 @needs_cuda
 @pytest.mark.parametrize("kind", KINDS)
@@ -65,6 +104,23 @@ def test_a_gather_waits_for_the_steps_queued_before_the_send() -> None:
     source.kv.fill_(77)
     source.send(stage("m"), destination, [4, 5])
     destination.next_event()
+    assert bool((destination.kv[:, :2] == 77).all())
+    source.plane.close()
+    destination.plane.close()
+
+
+@pytest.mark.cuda
+@needs_cuda
+def test_a_gather_of_marked_steps_waits_for_no_later_ones() -> None:
+    source = Node("tcp", device="cuda", page_bytes=4096)
+    destination = Node("tcp", page_bytes=4096)
+    source.kv.fill_(77)
+    source.plane.mark_steps(stage("m").migration_id)
+    torch.cuda._sleep(4_000_000_000)
+    later = torch.cuda.Event()
+    later.record()
+    source.copy(stage("m"), destination, [4, 5], [0, 1])
+    assert not later.query()
     assert bool((destination.kv[:, :2] == 77).all())
     source.plane.close()
     destination.plane.close()

@@ -102,6 +102,11 @@ class DataPlane(Protocol):
         SendFailed, unless stopped.
         """
 
+    def mark_steps(self, migration_id: MigrationId) -> None:
+        """The steps queued so far are the last ones that write to the blocks of this migration: its
+        transfer that is not paced waits for no later ones. Without a mark it waits for all that are
+        queued when it is sent. Only steps on CUDA are queued; must be called on their thread."""
+
     def receive(self, transfer: Transfer, block_ids: BlockIds) -> None:
         """Expect the transfer and scatter it into the blocks. Outcome: Arrived or ReceiveFailed,
         unless stopped. A transfer that is not expected is refused; its sender gets SendFailed."""

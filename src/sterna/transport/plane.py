@@ -35,6 +35,10 @@ _logger = logging.getLogger(__name__)
 _TOKEN_BYTES = 16
 _CLOSE_S = 0.9
 _ACCEPT_RETRY_S = 0.5
+_MAX_MARKS = 256
+"""Limit of migrations whose last step is marked; those that end before their last stage leave their
+marks behind."""
+
 _MAX_STRANGERS = 32
 """Limit of connections without a token so far; peers send theirs within milliseconds."""
 
@@ -70,6 +74,7 @@ class _Plane:
         )
         self._endpoint = f"{self._wire.kind}://{address}/{self._context.token}"
         self._lock = threading.Lock()
+        self._marks: dict[MigrationId, torch.cuda.Event] = {}
         self._senders: dict[str, Sender] = {}
         # In the order in which they were accepted.
         self._receivers: dict[Receiver, None] = {}
@@ -85,7 +90,9 @@ class _Plane:
         return self._endpoint
 
     def send(self, transfer: Transfer, endpoint: str, block_ids: BlockIds, *, paced: bool) -> None:
-        copy = self._add(Side.SOURCE, transfer, block_ids, paced)
+        mark = None if paced else self._marks.pop(transfer.migration_id, None)
+        fence = self._cache.fence() if mark is None else mark
+        copy = self._add(Side.SOURCE, transfer, block_ids, paced, fence)
         try:
             peer = _parse(endpoint, self._wire.kind)
         except TransportError as error:
@@ -106,14 +113,23 @@ class _Plane:
                 return
             self._senders[endpoint] = sender
 
+    def mark_steps(self, migration_id: MigrationId) -> None:
+        fence = self._cache.fence()
+        if fence is None:
+            return
+        self._marks[migration_id] = fence
+        for oldest in list(self._marks)[:-_MAX_MARKS]:
+            self._marks.pop(oldest, None)
+
     def receive(self, transfer: Transfer, block_ids: BlockIds) -> None:
         # All groups have their blocks from one pool.
         ids = [block_id for group in block_ids for block_id in group]
         if len(set(ids)) != len(ids):
             raise TransportError(f"{transfer} would scatter twice into one of {ids}")
-        self._add(Side.DESTINATION, transfer, block_ids, False)
+        self._add(Side.DESTINATION, transfer, block_ids, False, self._cache.fence())
 
     def stop(self, migration_id: MigrationId) -> None:
+        self._marks.pop(migration_id, None)
         self._context.ledger.stop(migration_id)
 
     def close(self) -> None:
@@ -139,7 +155,14 @@ class _Plane:
         self._waker.close()
         atexit.unregister(self.close)
 
-    def _add(self, side: Side, transfer: Transfer, block_ids: BlockIds, is_paced: bool) -> Copy:
+    def _add(
+        self,
+        side: Side,
+        transfer: Transfer,
+        block_ids: BlockIds,
+        is_paced: bool,
+        fence: "torch.cuda.Event | None",
+    ) -> Copy:
         num_groups = len(self._cache.groups)
         if len(block_ids) != num_groups:
             raise TransportError(
@@ -157,7 +180,7 @@ class _Plane:
             transfer=transfer,
             block_ids=tuple(torch.tensor(list(ids), dtype=torch.int64) for ids in block_ids),
             block_bytes=self._cache.block_bytes,
-            fence=self._cache.fence(),
+            fence=fence,
             is_paced=is_paced,
             begun_s=now_s,
             deadline_s=now_s + self._context.timeout_s if side is Side.DESTINATION else None,

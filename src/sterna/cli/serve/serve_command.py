@@ -114,7 +114,7 @@ def engine_environment() -> dict[str, str]:
     environment = {
         # The engine core is stepped in the instance's process; only ranks have their own.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        # Migration between engines with vLLM's V2 model runner has never run on a GPU.
+        # With vLLM's V2 model runner drafts do not move, and little of it has run on a GPU.
         "VLLM_USE_V2_MODEL_RUNNER": os.environ.get("VLLM_USE_V2_MODEL_RUNNER", "0"),
         # vLLM forks no engine of its own here; ranks of one are spawned.
         "VLLM_WORKER_MULTIPROC_METHOD": os.environ.get("VLLM_WORKER_MULTIPROC_METHOD", "spawn"),

@@ -367,7 +367,11 @@ class VllmEngine:
             outcome: DrainOutcome = core.scheduler.begin_drain(effect)
             if not isinstance(outcome, Left):
                 future.set_result(refused(outcome))
-            elif core.scheduler.is_drained(effect.request_id):
+                return future
+            if core.vllm_config.device_config.device_type == "cuda" and self._transfers.is_open:
+                # The request is in no step that is queued after this.
+                core.collective_rpc("sterna_mark_steps", args=(effect.migration_id,))
+            if core.scheduler.is_drained(effect.request_id):
                 future.set_result(self._export(core, effect))
             else:
                 self._waiting_drains.append((effect, future))

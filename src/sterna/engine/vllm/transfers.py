@@ -85,6 +85,11 @@ class Transfers:
         self._link.connect([command_address for command_address, _ in opened])
         self._endpoints = tuple(endpoint for _, endpoint in opened)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the ranks have planes."""
+        return bool(self._endpoints)
+
     def start(self) -> None:
         """Start to read notices; must be called on the asyncio loop."""
         if not self._endpoints:

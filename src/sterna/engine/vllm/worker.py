@@ -25,6 +25,7 @@ from sterna.engine.vllm.kv_groups import spec_of
 from sterna.engine.vllm.plane_link import PlaneServer
 from sterna.transport.memory.layout import KvCache, KvLayout
 from sterna.transport.plane import make_data_plane
+from sterna.types import MigrationId
 
 if TYPE_CHECKING:
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner as V2Runner
@@ -57,6 +58,10 @@ class SternaWorkerExtension:
         )
         self._sterna_plane = server
         return server.command_address, server.plane.endpoint
+
+    def sterna_mark_steps(self, migration_id: MigrationId) -> None:
+        """See `DataPlane.mark_steps`."""
+        self._sterna_plane.plane.mark_steps(migration_id)
 
     def sterna_page_layout(self) -> str:
         """Return the properties that decide the layout of a KV page on this rank."""

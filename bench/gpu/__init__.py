@@ -1,0 +1,1 @@
+"""Results of a machine with a CUDA device: the tables of docs/gpu.md."""

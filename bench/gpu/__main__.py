@@ -1,0 +1,102 @@
+"""The tables of docs/gpu.md, from the results of a machine with a CUDA device.
+
+    python -m bench.gpu
+
+Such a machine is not always there: what it has measured is copied into `bench/results`.
+
+    sterna bench data-plane --device cuda       data_plane_cuda.json
+    sterna bench migration                      migration_cuda.json
+    sterna bench kinds                          model_kinds_cuda.json
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from bench.common import results_io
+from bench.common.pages import goal_list, write_marked
+from bench.common.tables import markdown_table, number
+from bench.kinds.cases import CASES
+from bench.kinds.report import RECOVERIES, in_words
+from bench.migration import data_plane_report
+from bench.migration.goals import goals
+
+PAGE = results_io.ROOT / "docs" / "gpu.md"
+
+Document = Mapping[str, Any]
+
+
+def main() -> None:
+    """Write all tables."""
+    document = results_io.read("data_plane_cuda")
+    text = f"{_origin(document)}\n\n{data_plane_report.markdown(document['rows'])}"
+    write_marked(PAGE, "sterna bench data-plane --device cuda", text)
+    write_marked(PAGE, "sterna bench migration", _migrations(results_io.read("migration_cuda")))
+    write_marked(PAGE, "sterna bench kinds", _kinds(results_io.read("model_kinds_cuda")))
+    print(f"written: {PAGE.relative_to(results_io.ROOT)}")
+
+
+def _origin(document: Document) -> str:
+    hardware = document["hardware"]
+    versions = f"vLLM {hardware['vllm']}, PyTorch {hardware['torch']}"
+    return (
+        f"Measured on {document['date'][:10]} at commit {document['commit']}: one "
+        f"{hardware['gpu']}, {hardware['num_cores']} cores, {versions}."
+    )
+
+
+def _migrations(document: Document) -> str:
+    rows = document["rows"]
+    stopped = {
+        (row["busy"], row["tokens"]): row["downtime_ms"]["median"]
+        for row in rows
+        if row["mode"] == "stop_copy"
+    }
+    lines = [
+        [
+            f"{'busy' if row['busy'] else 'idle'}, {row['tokens']:,} tokens",
+            number(row["decode_step_ms"]["median"]),
+            number(row["downtime_ms"]["median"]),
+            number(row["downtime_ms"]["p99"]),
+            number(row["downtime_ms"]["median"] / row["decode_step_ms"]["median"]),
+            number(row["decode_step_migrating_ms"]["median"]),
+            number(stopped[row["busy"], row["tokens"]]),
+            str(row["stages"]),
+            str(row["n"]),
+        ]
+        for row in rows
+        if row["mode"] == "live"
+    ]
+    header = (
+        *("instances, request", "step [ms]", "downtime [ms]", "P99 [ms]", "in steps"),
+        *("step meanwhile [ms]", "stop and copy [ms]", "stages", "moves"),
+    )
+    found = goal_list([asdict(each) for each in goals(rows)])
+    return f"{_origin(document)} Medians:\n\n{markdown_table(header, lines)}\n\n{found}"
+
+
+def _kinds(document: Document) -> str:
+    lines = [
+        [
+            CASES[row["kind"]].title,
+            in_words(row["groups"]),
+            row["runner"],
+            "yes" if row["batch_invariant"] else "no",
+            "the same" if row["token_identical"] else "**others**",
+            RECOVERIES[row["recovery"]],
+            f"{row['downtime_ms']['median']:.1f}",
+            f"{row['decode_step_ms']['median']:.1f}",
+            str(row["neighbours"]),
+        ]
+        for row in document["rows"]
+        if row["moves"]
+    ]
+    header = (
+        *("tiny random model like", "its KV cache groups", "runner", "batch-invariant"),
+        *("tokens after moves", "after a death", "downtime [ms]", "step [ms]", "neighbours"),
+    )
+    return f"{_origin(document)}\n\n{markdown_table(header, lines, num_text=6)}"
+
+
+if __name__ == "__main__":
+    main()
