@@ -77,6 +77,7 @@ def test_a_server_that_ends_leaves_nothing_behind(servers: list[ServerProcess], 
     )
     if way != "sigkill":
         assert "Traceback" not in server.log
+        assert "not everything ended by itself" not in server.log
 
 
 def test_ctrl_c_ends_a_server_whose_driver_is_stopped(servers: list[ServerProcess]) -> None:

@@ -36,8 +36,9 @@ from sterna.runtime.home.supervisor_handle import SupervisorHandle, find_supervi
 from sterna.runtime.processes.restarts import MAX_SHORT_LIVES, RestartLimit
 from sterna.runtime.supervisor.ray_errors import origin_of, reason_of
 
-CLOSE_TIMEOUT_S = 5.0
-"""Time for an orderly end of the server; then it is killed."""
+CLOSE_TIMEOUT_S = 10.0
+"""Time for an orderly end of the server; then it is killed. Front ends give open streams three seconds
+before they cut them, and vLLM takes one or two to end, more on a busy machine."""
 
 POLL_INTERVAL_S = 0.2
 """Time between two looks for orders during other waits."""

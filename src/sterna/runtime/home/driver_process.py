@@ -20,8 +20,9 @@ from sterna.runtime.home.driver_messages import (
 from sterna.runtime.processes.process import ProcessWatch, watch_of_child
 from sterna.runtime.processes.restarts import MAX_SHORT_LIVES, RestartLimit
 
-CLOSE_TIMEOUT_S = 8.0
-"""Time for a driver to end after an urgent order; then it is killed."""
+CLOSE_TIMEOUT_S = 13.0
+"""Time for a driver to end after an urgent order; then it is killed. The driver kills what has not
+ended before that."""
 
 STOPPED_TIMEOUT_S = 5.0
 """A driver that is stopped for this time is replaced."""
