@@ -27,7 +27,7 @@ HANG_TIMEOUT_S = 300.0
 """No wait of a test takes so long unless something hangs, on a machine however busy."""
 END_TIMEOUT_S = 60.0
 """By then a server that was told to end has ended, and so has everything that it started. It takes
-a few seconds: what does not end by itself is killed after 8."""
+a few seconds: what does not end by itself is killed after 13."""
 POLL_INTERVAL_S = 0.05
 """Pace of questions about what does not tell by itself."""
 
