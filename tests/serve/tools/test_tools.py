@@ -33,6 +33,8 @@ PACKAGES = {
     "guidellm": "guidellm=={version}",
     "aiperf": "aiperf=={version}",
     "lm-eval": "lm-eval[api]=={version} transformers",
+    "LangChain": "langchain-openai=={version}",
+    "LiteLLM": "litellm=={version}",
 }
 RUN_TIMEOUT_S = 900.0
 
@@ -118,6 +120,20 @@ def test_aiperf(sterna: ServerProcess, tmp_path: Path) -> None:
     (report,) = tmp_path.rglob("profile_export_aiperf.json")
     found = json.loads(report.read_text())
     assert found["request_count"]["avg"] == 24
+    assert mover.total > 0
+
+
+@pytest.mark.parametrize("client", ["LangChain", "LiteLLM"])
+def test_a_client_library(sterna: ServerProcess, tmp_path: Path, client: str) -> None:
+    """The stream says what the answer does in one piece; a tool that is named is called."""
+    with Mover(sterna, client) as mover:
+        printed = run(command(client), sterna, folder_of(client), tmp_path)
+    found = json.loads(printed.splitlines()[-1])
+    assert found["streamed"] == found["answer"] != ""
+    assert found["num_chunks"] > 10
+    assert 10 < found["output_tokens"] <= 64
+    assert (found["tool"], found["arguments"]) == (["weather"], [["city"]])
+    assert found["structured"] == ["legs", "name"]
     assert mover.total > 0
 
 
