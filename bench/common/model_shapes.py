@@ -2,8 +2,8 @@
 
     python -m bench.common.model_shapes FOLDER
 
-Steps take as long as with real weights; the text means nothing. The tokenizer, and therefore the
-vocabulary, is the small model's.
+The text means nothing. The tokenizer, and with it the vocabulary, is the small model's: the output
+layer, and its part of a step, are smaller than the published model's.
 """
 
 import argparse
@@ -32,7 +32,7 @@ LLAMA_8B: Mapping[str, Any] = {
     "tie_word_embeddings": False,
     "torch_dtype": "bfloat16",
 }
-"""The shape of Llama 3.1 8B, by its published configuration."""
+"""Layers and attention of Llama 3.1 8B, by its published configuration."""
 
 _OF_THE_TOKENIZER = ("vocab_size", "bos_token_id", "eos_token_id")
 

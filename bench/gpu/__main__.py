@@ -48,19 +48,19 @@ def _origin(document: Document) -> str:
 def _migrations(document: Document) -> str:
     rows = document["rows"]
     stopped = {
-        (row["busy"], row["tokens"]): row["downtime_ms"]["median"]
+        (row["busy"], row["transport"], row["tokens"]): row["downtime_ms"]["median"]
         for row in rows
         if row["mode"] == "stop_copy"
     }
     lines = [
         [
-            f"{'busy' if row['busy'] else 'idle'}, {row['tokens']:,} tokens",
+            f"{'busy' if row['busy'] else 'idle'}, {row['transport']}, {row['tokens']:,} tokens",
             number(row["decode_step_ms"]["median"]),
             number(row["downtime_ms"]["median"]),
             number(row["downtime_ms"]["p99"]),
             number(row["downtime_ms"]["median"] / row["decode_step_ms"]["median"]),
             number(row["decode_step_migrating_ms"]["median"]),
-            number(stopped[row["busy"], row["tokens"]]),
+            number(stopped.get((row["busy"], row["transport"], row["tokens"]))),
             str(row["stages"]),
             str(row["n"]),
         ]
@@ -68,7 +68,7 @@ def _migrations(document: Document) -> str:
         if row["mode"] == "live"
     ]
     header = (
-        *("instances, request", "step [ms]", "downtime [ms]", "P99 [ms]", "in steps"),
+        *("instances, wire, request", "step [ms]", "downtime [ms]", "P99 [ms]", "in steps"),
         *("step meanwhile [ms]", "stop and copy [ms]", "stages", "moves"),
     )
     found = goal_list([asdict(each) for each in goals(rows)])

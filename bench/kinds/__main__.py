@@ -91,6 +91,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> None:
+    if options.dtype is not None and options.results.resolve() == results_io.RESULTS:
+        raise KindsError("--dtype needs --results: others are kept in bench/results")
     failures = [] if options.report else _measure_all(options)
     document = read(options.results, results_io.named_for_device(NAME))
     print(models_table(document))
@@ -191,7 +193,8 @@ def _write(row: Row, folder: Path) -> Path:
     """Write this row, and keep those of other kinds."""
     name = results_io.named_for_device(NAME)
     earlier = read(folder, name)
-    rows = {} if earlier is None else {_place(each): each for each in earlier["rows"]}
+    kept = [] if earlier is None else [each for each in earlier["rows"] if each["kind"] in CASES]
+    rows = {_place(each): each for each in kept}
     rows[_place(row)] = row
     config = {
         "models": "tiny random ones (bench/kinds/tiny_models.py)",

@@ -67,6 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     plan = QUICK if options.quick else _plan(options)
     served = Served(options.model, tuple(shlex.split(options.engine_options)))
     folder = UNFINISHED / "quick" if options.quick else options.results
+    if served != Served() and folder.resolve() == results_io.RESULTS:
+        print("--model and --engine-options need --results: others are kept there", file=sys.stderr)
+        return 2
     try:
         with local_ray():
             unfinished = Unfinished(
@@ -238,7 +241,8 @@ class _Benchmark:
         found = asyncio.run(self._measure_throughput(2 if quick else 12))
         for each in found:
             self._say(json.dumps(each))
-        path = results_io.write(f"{self._name}_cost", self._config, rows + found, self._folder)
+        name = results_io.named_for_device("migration_cost")
+        path = results_io.write(name, self._config, rows + found, self._folder)
         self._say(f"written: {path}")
         self._say_goals(cost_goals(found))
         self._write_page()

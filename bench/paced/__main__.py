@@ -37,7 +37,7 @@ QUICK_TOKENS = 256
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, and write the results."""
     options = _parser().parse_args(argv)
-    return ended(lambda: rows_in_rounds(NAME, NAME, options, _measure, _page))
+    return ended(lambda: rows_in_rounds(NAME, options, _measure, _page))
 
 
 def _page(rows: Sequence[Row]) -> str:

@@ -38,7 +38,7 @@ QUICK_REQUESTS, QUICK_TOKENS = 8, 128
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, and write the results."""
     options = _parser().parse_args(argv)
-    return ended(lambda: rows_in_rounds(NAME, COMMAND, options, _measure, report.markdown))
+    return ended(lambda: rows_in_rounds(NAME, options, _measure, report.markdown))
 
 
 def _measure(options: argparse.Namespace, rows: list[Row], folder: Path) -> None:

@@ -100,9 +100,7 @@ EMULATED: Sequence[tuple[int, int, Load]] = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, and write the results."""
     options = _parser().parse_args(argv)
-    return ended(
-        lambda: rows_in_rounds(NAME, "front-end", options, _measure, report.markdown, PAGE)
-    )
+    return ended(lambda: rows_in_rounds(NAME, options, _measure, report.markdown, PAGE))
 
 
 def _measure(options: argparse.Namespace, rows: list[Row], folder: Path) -> None:

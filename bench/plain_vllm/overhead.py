@@ -73,12 +73,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure, and write the results."""
     options = _parser().parse_args(argv)
     name = results_io.named_for_device(NAME)
-    return ended(
-        lambda: rows_in_rounds(name, NAME, options, _measure, overhead_report.markdown, PAGE)
-    )
+    page = PAGE if name == NAME else None
+    return ended(lambda: rows_in_rounds(name, options, _measure, overhead_report.markdown, page))
 
 
 def _measure(options: argparse.Namespace, rows: list[Row], folder: Path) -> None:
+    is_usual = options.model is None and not options.engine_options and options.times == 1
+    if folder == results_io.RESULTS and not is_usual:
+        raise ConfigurationError(
+            "--model, --engine-options and --times need --results: others are kept in bench/results"
+        )
     notes = Notes()
     model = options.model
     if model is None:
@@ -250,8 +254,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--idle-seconds",
-        type=float,
-        default=IDLE_S,
+        type=positive,
+        default=int(IDLE_S),
         metavar="SECONDS",
         help="how long a server without requests is watched (default: %(default)s)",
     )

@@ -47,7 +47,7 @@ SIGNS: Mapping[str, Mapping[str, str]] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, and write the results."""
     options = _parser().parse_args(argv)
-    return ended(lambda: rows_in_rounds(NAME, NAME, options, _measure, report.markdown, PAGE))
+    return ended(lambda: rows_in_rounds(NAME, options, _measure, report.markdown, PAGE))
 
 
 def _measure(options: argparse.Namespace, rows: list[Row], folder: Path) -> None:

@@ -112,19 +112,18 @@ def add_round_options(parser: argparse.ArgumentParser, *, quick: str) -> None:
 
 def rows_in_rounds(
     name: str,
-    command: str,
     options: argparse.Namespace,
     measure: Callable[[argparse.Namespace, list[Row], Path], None],
     markdown: Callable[[Sequence[Row]], str],
-    page: Path = PAGE,
+    page: Path | None = PAGE,
 ) -> None:
     """Measure as the options of `add_round_options` say, print the report, and write the page.
 
     Args:
-        name: of the file of results.
-        command: of `sterna bench`.
+        name: of the file of results, and of the command of `sterna bench`.
         measure: adds the rows that are missing, and writes them to the folder after each run. It
             gets the options, too.
+        page: None: the results are on no page.
 
     Raises:
         ConfigurationError: there are no results to go on with.
@@ -138,7 +137,7 @@ def rows_in_rounds(
             measure(options, rows, folder)
     text = markdown(rows)
     print(text)
-    if folder == results_io.RESULTS:
+    if page is not None and folder == results_io.RESULTS:
         write_marked(page, f"sterna bench {name.replace('_', '-')}", text)
 
 

@@ -40,6 +40,24 @@ def test_the_downtimes_are_those_that_were_measured() -> None:
     ) in row("Downtime of a live move of 8,192 tokens")
 
 
+def test_the_downtimes_on_a_gpu_are_those_that_were_measured() -> None:
+    found = {
+        (row["mode"], row["busy"]): row
+        for row in results_io.read("migration_cuda")["rows"]
+        if row["tokens"] == 8192
+    }
+    live, copy = found["live", False], found["stop_copy", False]
+    busy, busy_copy = found["live", True], found["stop_copy", True]
+    assert (
+        f" {live['downtime_ms']['median']:.1f} ms; "
+        f"stop and copy {copy['downtime_ms']['median']:.0f} ms. "
+        f"A decode step takes {live['decode_step_ms']['median']:.1f} ms. "
+        f"Both busy: {busy['downtime_ms']['median']:.1f} and "
+        f"{busy_copy['downtime_ms']['median']:.0f} ms, "
+        f"a step {busy['decode_step_ms']['median']:.1f} ms. "
+    ) in row("The same over shared memory")
+
+
 def test_what_chaos_found_is_what_it_found() -> None:
     found = results_io.read("chaos")["summary"]
     assert (

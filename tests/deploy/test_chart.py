@@ -159,7 +159,7 @@ def test_a_pod_is_ended_only_after_its_requests() -> None:
     (deployment,) = of_kind("Deployment", rendered(values))
     wait_s = int(container_of(deployment)["lifecycle"]["preStop"]["exec"]["command"][-1])
     grace_s = deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
-    assert grace_s >= wait_s + 300 + 10
+    assert grace_s >= wait_s + 300 + 14
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_a_pod_is_ended_only_after_its_requests(deployment: dict[str, Any]) -> N
     shutdown_s = int(arguments[arguments.index("--shutdown-timeout") + 1])
     wait_s = int(container["lifecycle"]["preStop"]["exec"]["command"][-1])
     grace_s = deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
-    assert grace_s >= wait_s + shutdown_s + 10
+    assert grace_s >= wait_s + shutdown_s + 14
 
 
 def test_a_pod_has_a_gpu_for_each_instance(deployment: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import pytest
 
 from sterna.config import TransportConfig
-from sterna.engine.drains import Left
+from sterna.engine.drains import Left, Outgrown
 from sterna.messages.actors import TokenSpan
 from sterna.migration.messages import (
     Adopt,
@@ -382,6 +382,55 @@ def test_a_drain_that_nobody_waits_for_any_more_does_not_end_the_engine() -> Non
         assert not engine._waiting_drains
 
     run_with_engine(core, play)
+
+
+@pytest.mark.parametrize(
+    ("device", "outcome", "mode", "is_marked"),
+    [
+        ("cuda", Left(3, was_queuing=False), Mode.LIVE, True),
+        ("cuda", Left(3, was_queuing=False), Mode.STOP_AND_COPY, True),
+        ("cuda", Left(0, was_queuing=True), Mode.LIVE, False),
+        ("cuda", Left(3, was_queuing=False), Mode.RECOMPUTE, False),
+        ("cuda", Outgrown(), Mode.LIVE, False),
+        ("cpu", Left(3, was_queuing=False), Mode.LIVE, False),
+    ],
+)
+def test_the_steps_that_write_to_a_drained_request_are_marked_on_a_gpu(
+    device: str, outcome: Any, mode: Mode, is_marked: bool
+) -> None:
+    """After the request has left the batch, and before anything else is queued."""
+    calls: list[Any] = []
+
+    def begin_drain(effect: Any) -> Any:
+        calls.append("begin_drain")
+        return outcome
+
+    def call_ranks(method: str, args: tuple[Any, ...], non_block: bool) -> None:
+        calls.append((method, args, non_block))
+
+    def is_drained(request_id: str) -> bool:
+        calls.append("is_drained")
+        return False
+
+    core = SimpleNamespace(
+        scheduler=SimpleNamespace(begin_drain=begin_drain, is_drained=is_drained),
+        vllm_config=SimpleNamespace(device_config=SimpleNamespace(device_type=device)),
+        model_executor=SimpleNamespace(collective_rpc=call_ranks),
+    )
+
+    async def play(engine: Any, _: Listener) -> None:
+        engine._transfers._endpoints = ("an endpoint",)
+        draining = asyncio.create_task(engine.drain(Drain(MIGRATION, REQUEST, mode, 0, 0, 1)))
+        # The thread is this one: it has called the engine when the task has begun.
+        for _ in range(5):
+            await asyncio.sleep(0)
+        draining.cancel()
+        engine._transfers._endpoints = ()
+
+    run_with_engine(core, play)
+    marks = [("sterna_mark_steps", (MIGRATION,), True)] * is_marked
+    is_waiting = ["is_drained"] * isinstance(outcome, Left)
+    assert calls == ["begin_drain", *marks, *is_waiting]
 
 
 # ------------------------------------------------------------------- asynchronous scheduling

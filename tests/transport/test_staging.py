@@ -70,12 +70,13 @@ def test_only_the_last_stage_of_a_marked_migration_waits_for_the_marked_steps(
     source.plane.mark_steps(stage("stopped").migration_id)  # 1
     source.plane.stop(stage("stopped").migration_id)
     assert isinstance(source.next_event(), Stopped)
-    for name, number, paced in (("m", 0, True), ("m", 1, False), ("stopped", 0, False)):
+    stages = (("m", 0, True), ("m", 1, False), ("m", 2, False), ("stopped", 0, False))
+    for name, number, paced in stages:
         destination.receive(stage(name, number), [0])
         source.send(stage(name, number), destination, [4], paced=paced)
         assert isinstance(source.next_event(), Sent)
         destination.next_event()
-    assert waited == [2, 0, 3]
+    assert waited == [2, 0, 3, 4]
     source.plane.close()
     destination.plane.close()
 
@@ -114,6 +115,8 @@ def test_a_gather_waits_for_the_steps_queued_before_the_send() -> None:
 def test_a_gather_of_marked_steps_waits_for_no_later_ones() -> None:
     source = Node("tcp", device="cuda", page_bytes=4096)
     destination = Node("tcp", page_bytes=4096)
+    # Else the first copy's kernels might be loaded, and memory be page-locked, behind the sleep.
+    source.copy(stage("warm"), destination, [4, 5], [0, 1])
     source.kv.fill_(77)
     source.plane.mark_steps(stage("m").migration_id)
     torch.cuda._sleep(4_000_000_000)

@@ -103,7 +103,7 @@ class DataPlane(Protocol):
         """
 
     def mark_steps(self, migration_id: MigrationId) -> None:
-        """The steps queued so far are the last ones that write to the blocks of this migration: its
+        """Note the steps queued so far as the last that write to the migration's blocks: its next
         transfer that is not paced waits for no later ones. Without a mark it waits for all that are
         queued when it is sent. Only steps on CUDA are queued; must be called on their thread."""
 

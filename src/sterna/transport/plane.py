@@ -36,8 +36,8 @@ _TOKEN_BYTES = 16
 _CLOSE_S = 0.9
 _ACCEPT_RETRY_S = 0.5
 _MAX_MARKS = 256
-"""Limit of migrations whose last step is marked; those that end before their last stage leave their
-marks behind."""
+"""Limit of migrations whose last step is marked. A mark stays behind where no last stage is sent:
+on ranks that send nothing, and in migrations that end before."""
 
 _MAX_STRANGERS = 32
 """Limit of connections without a token so far; peers send theirs within milliseconds."""
@@ -74,6 +74,7 @@ class _Plane:
         )
         self._endpoint = f"{self._wire.kind}://{address}/{self._context.token}"
         self._lock = threading.Lock()
+        # Set by the thread of the engine's steps, taken by the one that sends; in order of age.
         self._marks: dict[MigrationId, torch.cuda.Event] = {}
         self._senders: dict[str, Sender] = {}
         # In the order in which they were accepted.
@@ -90,9 +91,11 @@ class _Plane:
         return self._endpoint
 
     def send(self, transfer: Transfer, endpoint: str, block_ids: BlockIds, *, paced: bool) -> None:
-        mark = None if paced else self._marks.pop(transfer.migration_id, None)
+        mark = None if paced else self._marks.get(transfer.migration_id)
         fence = self._cache.fence() if mark is None else mark
         copy = self._add(Side.SOURCE, transfer, block_ids, paced, fence)
+        if not paced:
+            self._marks.pop(transfer.migration_id, None)
         try:
             peer = _parse(endpoint, self._wire.kind)
         except TransportError as error:

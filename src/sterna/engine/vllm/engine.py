@@ -368,9 +368,12 @@ class VllmEngine:
             if not isinstance(outcome, Left):
                 future.set_result(refused(outcome))
                 return future
-            if core.vllm_config.device_config.device_type == "cuda" and self._transfers.is_open:
-                # The request is in no step that is queued after this.
-                core.collective_rpc("sterna_mark_steps", args=(effect.migration_id,))
+            if self._transfers.is_open and _copies_kv(effect, outcome) and _queues_steps(core):
+                # The request is in no step that is queued after this. The answer is not
+                # read: to wait for it is to wait for all that the ranks have queued.
+                core.model_executor.collective_rpc(
+                    "sterna_mark_steps", args=(effect.migration_id,), non_block=True
+                )
             if core.scheduler.is_drained(effect.request_id):
                 future.set_result(self._export(core, effect))
             else:
@@ -621,3 +624,13 @@ class VllmEngine:
     def _to_loop(self, function: Any, *args: Any) -> None:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function, *args)
+
+
+def _copies_kv(drain: Drain, left: Left) -> bool:
+    """Whether the migration copies blocks of the request that has left."""
+    return not left.was_queuing and drain.mode is not Mode.RECOMPUTE
+
+
+def _queues_steps(core: HostedCore) -> bool:
+    """Whether steps may still be under way when the next command runs."""
+    return bool(core.vllm_config.device_config.device_type == "cuda")

@@ -585,5 +585,5 @@ def _is_prefilling(request: Request) -> bool:
 class MigratingAsyncScheduler(MigratingScheduler, AsyncScheduler):
     """MigratingScheduler over vLLM's asynchronous scheduling, vLLM's default on GPUs.
 
-    Not run with a GPU so far: vLLM forces synchronous scheduling on CPU. Tests simulate its steps.
+    vLLM forces synchronous scheduling on CPU, where tests simulate its steps.
     """

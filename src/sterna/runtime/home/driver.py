@@ -37,8 +37,8 @@ from sterna.runtime.processes.restarts import MAX_SHORT_LIVES, RestartLimit
 from sterna.runtime.supervisor.ray_errors import origin_of, reason_of
 
 CLOSE_TIMEOUT_S = 10.0
-"""Time for an orderly end of the server; then it is killed. Front ends give open streams three seconds
-before they cut them, and vLLM takes one or two to end, more on a busy machine."""
+"""Time for an orderly end of the server; then it is killed. Front ends give open streams three
+seconds before they cut them, and vLLM takes one or two to end, more on a busy machine."""
 
 POLL_INTERVAL_S = 0.2
 """Time between two looks for orders during other waits."""
