@@ -17,10 +17,11 @@ from bench.common import results_io
 from bench.common.pages import goal_list, write_marked
 from bench.common.tables import markdown_table, number
 from bench.kinds.cases import CASES
-from bench.kinds.report import RECOVERIES, in_words
+from bench.kinds.report import RECOVERIES, in_words, same_or_others
 from bench.migration import data_plane_report
 from bench.migration.goals import goals
 
+COMMAND = "python -m bench.gpu"
 PAGE = results_io.ROOT / "docs" / "gpu.md"
 
 Document = Mapping[str, Any]
@@ -28,11 +29,15 @@ Document = Mapping[str, Any]
 
 def main() -> None:
     """Write all tables."""
-    document = results_io.read("data_plane_cuda")
-    text = f"{_origin(document)}\n\n{data_plane_report.markdown(document['rows'])}"
-    write_marked(PAGE, "sterna bench data-plane --device cuda", text)
-    write_marked(PAGE, "sterna bench migration", _migrations(results_io.read("migration_cuda")))
-    write_marked(PAGE, "sterna bench kinds", _kinds(results_io.read("model_kinds_cuda")))
+    for name, markdown in (
+        ("data_plane_cuda", _copies),
+        ("migration_cuda", _migrations),
+        ("model_kinds_cuda", _kinds),
+    ):
+        document = results_io.read(name)
+        write_marked(
+            PAGE, f"{COMMAND}: {name}.json", f"{_origin(document)}\n\n{markdown(document)}"
+        )
     print(f"written: {PAGE.relative_to(results_io.ROOT)}")
 
 
@@ -43,6 +48,10 @@ def _origin(document: Document) -> str:
         f"Measured on {document['date'][:10]} at commit {document['commit']}: one "
         f"{hardware['gpu']}, {hardware['num_cores']} cores, {versions}."
     )
+
+
+def _copies(document: Document) -> str:
+    return data_plane_report.markdown(document["rows"])
 
 
 def _migrations(document: Document) -> str:
@@ -72,7 +81,7 @@ def _migrations(document: Document) -> str:
         *("step meanwhile [ms]", "stop and copy [ms]", "stages", "moves"),
     )
     found = goal_list([asdict(each) for each in goals(rows)])
-    return f"{_origin(document)} Medians:\n\n{markdown_table(header, lines)}\n\n{found}"
+    return f"Medians:\n\n{markdown_table(header, lines)}\n\n{found}"
 
 
 def _kinds(document: Document) -> str:
@@ -82,7 +91,7 @@ def _kinds(document: Document) -> str:
             in_words(row["groups"]),
             row["runner"],
             "yes" if row["batch_invariant"] else "no",
-            "the same" if row["token_identical"] else "**others**",
+            same_or_others(row["token_identical"]),
             RECOVERIES[row["recovery"]],
             f"{row['downtime_ms']['median']:.1f}",
             f"{row['decode_step_ms']['median']:.1f}",
@@ -95,7 +104,7 @@ def _kinds(document: Document) -> str:
         *("tiny random model like", "its KV cache groups", "runner", "batch-invariant"),
         *("tokens after moves", "after a death", "downtime [ms]", "step [ms]", "neighbours"),
     )
-    return f"{_origin(document)}\n\n{markdown_table(header, lines, num_text=6)}"
+    return markdown_table(header, lines, num_text=6)
 
 
 if __name__ == "__main__":

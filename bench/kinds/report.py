@@ -78,7 +78,7 @@ def line_of(row: Row) -> str:
     if not row["moves"]:
         return f"{row['kind']}: does not move: {row['reason']}"
     return (
-        f"{row['kind']}: tokens {_same(row['token_identical'])}, after a death "
+        f"{row['kind']}: tokens {same_or_others(row['token_identical'])}, after a death "
         f"{RECOVERIES[row['recovery']]}; downtime {_median(row, 'downtime_ms')} ms (p99 "
         f"{row['downtime_ms']['p99']:.1f}), step {_median(row, 'decode_step_ms')} ms, "
         f"stages {row['stages']}, last stage {in_kib(row['last_stage_bytes'])}, n={row['n']}"
@@ -97,7 +97,7 @@ def readme_table(document: Mapping[str, Any] | None) -> str:
     for kind, row in rows.items():
         cells = [CASES[kind].title, in_words(row["groups"])]
         if row["moves"]:
-            cells += ["yes", _same(row["token_identical"]), RECOVERIES[row["recovery"]]]
+            cells += ["yes", same_or_others(row["token_identical"]), RECOVERIES[row["recovery"]]]
             cells.append(f"{_median(row, 'downtime_ms')} ms")
         else:
             cells += [f"no: {row['reason']}", "", "", ""]
@@ -176,7 +176,7 @@ def _costs(rows: Mapping[str, Row]) -> str:
             f"{CASES[kind].title} (`{row['model_type']}`)",
             in_words(row["groups"]),
             str(row["n"]),
-            _same(row["token_identical"]),
+            same_or_others(row["token_identical"]),
             RECOVERIES[row["recovery"]],
             str(row["stages"]),
             in_kib(row["last_stage_bytes"]),
@@ -210,7 +210,8 @@ def _table(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (columns, rules, *lines) if lines)
 
 
-def _same(is_same: bool) -> str:
+def same_or_others(is_same: bool) -> str:
+    """The words of tables for tokens that are the same as expected, or not."""
     return "the same" if is_same else "**others**"
 
 

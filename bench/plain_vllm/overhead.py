@@ -1,4 +1,4 @@
-"""Overhead: one instance that Sterna runs, beside plain `vllm serve`.
+"""The overhead of one instance that Sterna runs, beside plain `vllm serve`.
 
 Both servers have the same model and the same options of vLLM; vLLM's own client sends the same
 requests to one after the other. A round has each server once with the compiled model and once
@@ -52,7 +52,7 @@ LOADS = (
 """In this order: half the rate is that of the saturated load before it, as measured first."""
 
 IDLE = "idle"
-IDLE_S = 60.0
+IDLE_S = 60
 """How long a server without requests is watched."""
 
 ENGINE_OPTIONS = (
@@ -255,7 +255,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--idle-seconds",
         type=positive,
-        default=int(IDLE_S),
+        default=IDLE_S,
         metavar="SECONDS",
         help="how long a server without requests is watched (default: %(default)s)",
     )

@@ -1,4 +1,4 @@
-"""Servers as processes of their own: `sterna serve`, and plain vLLM to compare with."""
+"""A server as a process of its own: `sterna serve`, or plain vLLM to compare with."""
 
 import contextlib
 import os
