@@ -95,10 +95,17 @@ def test_the_page_and_the_frames_from_a_moment_on_are_served(
     ],
 )
 def test_a_recording_that_cannot_be_made_is_refused(
-    options: tuple[str, ...], reason: str, capsys: pytest.CaptureFixture[str]
+    options: tuple[str, ...],
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """And no empty file is left."""
+    monkeypatch.chdir(tmp_path)
     assert main([*RUN, *options]) == 1
     assert reason in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_file_that_is_no_recording_is_refused(

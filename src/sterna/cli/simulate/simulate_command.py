@@ -96,7 +96,7 @@ def _simulate(args: argparse.Namespace) -> int:
 
 
 def _recorded(args: argparse.Namespace, jobs: Sequence["Job"]) -> "Recorded | None":
-    """The recording to write, if one is wanted."""
+    """The recording to write, if one is wanted; refused where it cannot be written."""
     if args.record is None:
         return None
     from sterna.simulator.recorded import Recorded
@@ -105,6 +105,7 @@ def _recorded(args: argparse.Namespace, jobs: Sequence["Job"]) -> "Recorded | No
         raise ConfigurationError(
             f"--record takes one run: one policy and one seed, not {len(jobs)} runs"
         )
+    _check_writable(args.record)
     (job,) = jobs
     title = f"{job.policy}, {job.workload.trace}, {job.config.num_instances} instances, simulated"
     return Recorded(args.record, title, args.record_interval)
@@ -317,8 +318,6 @@ def _check_output(args: argparse.Namespace) -> None:
             )
         if not args.plot.resolve().parent.is_dir():
             raise ConfigurationError(f"--plot {args.plot}: there is no folder {args.plot.parent}")
-    if args.record is not None:
-        _check_writable(args.record)
     if args.baseline is not None and args.baseline not in args.policy:
         raise ConfigurationError(
             f"--baseline must be one of the policies that run ({', '.join(args.policy)}), "
