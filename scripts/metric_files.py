@@ -236,6 +236,14 @@ ROWS: Mapping[str, tuple[Panel, ...]] = {
                 "{{instance}}": f"{_by_instance('used_tokens')} / {_by_instance('total_tokens')}",
             },
         ),
+        Panel(
+            "KV cache in use by execution priority, in tokens",
+            "short",
+            {
+                "{{execution_priority}}": "sum by (execution_priority) (max by (job, "
+                f"execution_priority) ({_shown('sterna_used_tokens')}))"
+            },
+        ),
         Panel("Freeness", "short", _of_instances("freeness_steps"), may_be_negative=True),
         Panel(
             "Fragmentation: free memory, and the demand of the first waiting requests",

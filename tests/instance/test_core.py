@@ -58,6 +58,7 @@ from sterna.types import (
     InstanceId,
     InstanceView,
     MigrationId,
+    Priority,
     RequestId,
 )
 from tests.instance.llumlets import inspects, queuing, running, view
@@ -124,6 +125,22 @@ def test_load_reports_have_the_counts_of_the_prefix_cache() -> None:
     sent = [each.message for each in effects if isinstance(each, ToMailbox)]
     [reported] = [each for each in sent if isinstance(each, LoadReport)]
     assert (reported.num_prefix_tokens, reported.num_prefix_hits) == (96, 64)
+
+
+def test_load_reports_have_the_memory_of_each_execution_priority() -> None:
+    under_test = core()
+    under_test.on_message(structs.replace(membership(1, F0), scheduler="scheduler"), [], 0.0)
+    normal = running(R, 64)
+    urgent = structs.replace(running(RequestId("urgent"), 32), execution_priority=Priority(1))
+
+    effects = under_test.on_view(view(normal, urgent, urgent), 0.1)
+
+    sent = [each.message for each in effects if isinstance(each, ToMailbox)]
+    [reported] = [each for each in sent if isinstance(each, LoadReport)]
+    assert dict(reported.usage_by_priority) == {
+        Priority(0): normal.physical_usage_tokens,
+        Priority(1): 2 * urgent.physical_usage_tokens,
+    }
 
 
 def test_a_dispatch_is_in_flight_until_the_engine_shows_it() -> None:

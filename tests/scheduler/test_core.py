@@ -262,6 +262,7 @@ def test_every_front_end_is_told_all_loads() -> None:
         num_prefix_hits=64,
         migrations=ended,
         num_sent_bytes=5_000,
+        usage_by_priority=((Priority(1), 640),),
     )
     core.on_message(report_of_i1, 0.1)
     core.on_membership(membership(2, I0, I1, frontends=(F0, F1)), 0.2)
@@ -269,7 +270,10 @@ def test_every_front_end_is_told_all_loads() -> None:
         (
             InstanceStats(I0, 1, 0, 0, 1000, 1000.0, 0, 0, 0, 0, 0),
             # 360 tokens are free for four requests and the head of the line.
-            InstanceStats(I1, 4, 3, 640, 1000, 72.0, 2, 5, 7, 8, 6, 90, 64, 0, 5_000, HIGH_RUNS),
+            InstanceStats(
+                *(I1, 4, 3, 640, 1000, 72.0, 2, 5, 7, 8, 6, 90, 64, 0, 5_000, HIGH_RUNS),
+                usage_by_priority=((Priority(1), 640),),
+            ),
         ),
         migrations=ended,
     )

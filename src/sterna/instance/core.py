@@ -68,7 +68,6 @@ from sterna.types import (
     CacheLayout,
     FrontendId,
     InstanceId,
-    InstanceLoad,
     InstanceView,
     MigrationId,
     RequestId,
@@ -505,9 +504,9 @@ class InstanceCore:
         addressed: list[InstanceEffect] = []
         for effect in effects:
             match effect:
-                case Report(load):
+                case Report():
                     if self._membership.scheduler is not None:
-                        addressed += self._report(self._membership.scheduler, load)
+                        addressed += self._report(self._membership.scheduler, effect)
                 case PrefixCopied(request_id, is_copied):
                     if self._membership.scheduler is not None:
                         done = PrefixDone(request_id, is_copied)
@@ -524,9 +523,9 @@ class InstanceCore:
                     addressed.append(effect)
         return addressed
 
-    def _report(self, scheduler: str, load: InstanceLoad) -> list[ToMailbox]:
+    def _report(self, scheduler: str, told: Report) -> list[ToMailbox]:
         report = LoadReport(
-            load,
+            told.load,
             num_committed=self._num_committed,
             num_aborted=self._num_aborted,
             listed_in=self._listed_in,
@@ -534,6 +533,7 @@ class InstanceCore:
             num_prefix_hits=self._num_prefix_hits,
             migrations=tuple(self._unreported),
             num_sent_bytes=self._num_sent_bytes,
+            usage_by_priority=told.usage_by_priority,
         )
         self._unreported.clear()
         cached = None if self._cache is None else self._cache.next_report(self._listed_in)

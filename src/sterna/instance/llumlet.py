@@ -32,12 +32,14 @@ from sterna.migration.messages import (
 )
 from sterna.policy.load_report import load
 from sterna.policy.selection import candidates_to_move
+from sterna.policy.virtual_usage import usage_by_priority_of
 from sterna.types import (
     Immovable,
     InstanceId,
     InstanceLoad,
     InstanceView,
     MigrationId,
+    Priority,
     RequestId,
     RequestView,
     prefix_id,
@@ -68,9 +70,14 @@ DESTINATION_REFUSALS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Send the load to the global scheduler. No outcome."""
+    """Send the load to the global scheduler. No outcome.
+
+    Attributes:
+        usage_by_priority: see `LoadReport`.
+    """
 
     load: InstanceLoad
+    usage_by_priority: tuple[tuple[Priority, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -500,7 +507,8 @@ class Llumlet:
             return []
         self._last_report = current
         self._heartbeat_due_s = now_s + self._config.heartbeat_interval_s
-        return [Report(current)]
+        usage = usage_by_priority_of(view, self._config.policy)
+        return [Report(current, tuple(sorted(usage.items())))]
 
     def _is_urgent(self, view: InstanceView) -> bool:
         """Whether a change must be known at the next dispatch or pairing."""

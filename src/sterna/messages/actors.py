@@ -277,6 +277,8 @@ class LoadReport(msgspec.Struct, frozen=True, tag=True):
         num_prefix_tokens, num_prefix_hits: see `InstanceView`.
         num_sent_bytes: of KV caches that this instance has sent to others since its start.
         migrations: those from this instance that have ended since its last report.
+        usage_by_priority: memory of the running requests of each execution priority, as (priority,
+            tokens); blocks that requests share count once for each of them.
     """
 
     load: InstanceLoad
@@ -287,6 +289,7 @@ class LoadReport(msgspec.Struct, frozen=True, tag=True):
     num_prefix_hits: int = 0
     migrations: tuple[MigrationEnd, ...] = ()
     num_sent_bytes: int = 0
+    usage_by_priority: tuple[tuple[Priority, int], ...] = ()
 
 
 class CacheReport(msgspec.Struct, frozen=True, tag=True):
@@ -424,6 +427,7 @@ class InstanceStats(msgspec.Struct, frozen=True, array_like=True):
     head_demand_tokens: int = 0
     num_sent_bytes: int = 0
     num_by_priority: tuple[tuple[Priority, int], ...] = ()
+    usage_by_priority: tuple[tuple[Priority, int], ...] = ()
 
 
 STATS_INTERVAL_S = 1.0

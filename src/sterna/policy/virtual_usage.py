@@ -343,6 +343,17 @@ def num_by_priority_of(instance: InstanceView, policy: PolicyConfig) -> Counter[
     return Counter(policy.counts_as(request.execution_priority) for request in instance.running)
 
 
+def usage_by_priority_of(instance: InstanceView, policy: PolicyConfig) -> Counter[Priority]:
+    """Memory of the running requests of each execution priority as the policy sees it, in tokens.
+
+    A block that requests share through the prefix cache counts once for each of them.
+    """
+    usage: Counter[Priority] = Counter()
+    for request in instance.running:
+        usage[policy.counts_as(request.execution_priority)] += request.physical_usage_tokens
+    return usage
+
+
 def _steps(free_tokens: float, batch_size: int, policy: PolicyConfig) -> float:
     # Departure from the paper: a negative numerator is not divided by the batch size, since then
     # an overloaded instance with more requests would look freer.

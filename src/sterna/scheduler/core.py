@@ -313,4 +313,5 @@ def _stats(report: LoadReport) -> InstanceStats:
         head_demand_tokens=load.head_demand_tokens,
         num_sent_bytes=report.num_sent_bytes,
         num_by_priority=load.num_by_priority,
+        usage_by_priority=report.usage_by_priority,
     )

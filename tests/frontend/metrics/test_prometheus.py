@@ -197,24 +197,32 @@ def test_free_memory_in_pieces_is_shown_as_fragmentation():
     assert shown() == 0
 
 
-def test_running_requests_are_shown_by_execution_priority_also_when_none_is_left():
+def test_requests_and_memory_are_shown_by_execution_priority_also_when_none_is_left():
     registry = CollectorRegistry()
     metrics = FrontendMetrics(registry)
 
     def shown() -> list[float | None]:
         return [
-            registry.get_sample_value("sterna_running_requests", {"execution_priority": each})
+            registry.get_sample_value(name, {"execution_priority": each})
+            for name in ("sterna_running_requests", "sterna_used_tokens")
             for each in ("0", "1")
         ]
 
+    normal, high = Priority(0), Priority(1)
     both = (
-        structs.replace(stats_of("i0", 96), num_by_priority=((Priority(0), 2), (Priority(1), 1))),
-        structs.replace(stats_of("i1", 96), num_by_priority=((Priority(1), 3),)),
+        structs.replace(
+            stats_of("i0", 96),
+            num_by_priority=((normal, 2), (high, 1)),
+            usage_by_priority=((normal, 64), (high, 32)),
+        ),
+        structs.replace(
+            stats_of("i1", 96), num_by_priority=((high, 3),), usage_by_priority=((high, 96),)
+        ),
     )
     metrics.show(ClusterStats(both))
-    assert shown() == [2, 4]
+    assert shown() == [2, 4, 64, 128]
     metrics.show(ClusterStats((stats_of("i0", 96),)))
-    assert shown() == [0, 0]
+    assert shown() == [0, 0, 0, 0]
 
 
 def looked_up(instance_id: str, num_tokens: int, num_hits: int) -> InstanceStats:

@@ -116,6 +116,14 @@ RUNNING = Metric(
     ("execution_priority",),
 )
 
+USAGE = Metric(
+    "sterna_used_tokens",
+    Kind.GAUGE,
+    "KV cache memory of the requests in the batches of all instances, in tokens, by execution "
+    "priority; memory that requests share counts for each of them.",
+    ("execution_priority",),
+)
+
 SCALING = Metric(
     "sterna_scaling_decisions_total",
     Kind.COUNTER,
@@ -202,7 +210,7 @@ LATENCIES = (
 
 METRICS = (
     *INSTANCES,
-    *(HELD, FRAGMENTATION, RUNNING, REQUESTS, SENT_AGAIN, SCALING),
+    *(HELD, FRAGMENTATION, RUNNING, USAGE, REQUESTS, SENT_AGAIN, SCALING),
     *(MIGRATIONS, DOWNTIME, STAGES, *LATENCIES),
 )
 """All of them, in the order of the reference page."""

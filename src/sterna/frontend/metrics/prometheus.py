@@ -21,6 +21,7 @@ from sterna.frontend.metrics.metric_table import (
     SCALING,
     SENT_AGAIN,
     STAGES,
+    USAGE,
     Metric,
 )
 from sterna.messages.actors import ClusterStats, InstanceStats, MigrationEnd
@@ -42,8 +43,8 @@ class FrontendMetrics:
         self, registry: CollectorRegistry = REGISTRY, class_names: Iterable[str] = ()
     ) -> None:
         self._gauges = {each.field: _gauge(each, registry) for each in INSTANCES}
-        self._held, self._fragmentation, self._running = (
-            _gauge(each, registry) for each in (HELD, FRAGMENTATION, RUNNING)
+        self._held, self._fragmentation, self._running, self._usage = (
+            _gauge(each, registry) for each in (HELD, FRAGMENTATION, RUNNING, USAGE)
         )
         self._requests, self._sent_again, self._scaling, self._migrations = (
             Counter(each.name.removesuffix("_total"), each.text, each.labels, registry=registry)
@@ -92,12 +93,15 @@ class FrontendMetrics:
         self._held.set(stats.num_held)
         self._fragmentation.set(_fragmentation(stats.instances))
         running: Counted[Priority] = Counted()
+        usage: Counted[Priority] = Counted()
         for each in stats.instances:
             running.update(dict(each.num_by_priority))
+            usage.update(dict(each.usage_by_priority))
         # A priority of which no request runs any longer has a series still.
         self._priorities |= running.keys()
         for priority in self._priorities:
             self._running.labels(str(int(priority))).set(running[priority])
+            self._usage.labels(str(int(priority))).set(usage[priority])
         for instance_id in self._shown - {each.instance_id for each in stats.instances}:
             for gauge in self._gauges.values():
                 # If several processes share their metrics, series cannot be removed; Prometheus
