@@ -6,7 +6,7 @@ import secrets
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -97,6 +97,7 @@ class Node:
         address: where the server's Ray is joined.
         host: the node's own address.
         network: in which it is, where it is not this one.
+        command: which makes it; None: `ray start`, for a small node.
     """
 
     def __init__(
@@ -105,20 +106,24 @@ class Node:
         environment: dict[str, str],
         host: str,
         network: Network | None = None,
+        command: Sequence[str] | None = None,
     ) -> None:
+        usual = (
+            *(str(Path(sys.executable).with_name("ray")), "start", "--block"),
+            *(
+                f"--address={address}",
+                f"--node-ip-address={host}",
+                f"--num-cpus={NUM_CPUS}",
+                "--object-store-memory=80000000",
+            ),
+            *("--min-worker-port=0", "--max-worker-port=0"),
+            # Else all on one machine choose the same.
+            f"--dashboard-agent-listen-port={free_port()}",
+        )
         self._process = subprocess.Popen(
             [
                 *(() if network is None else ("ip", "netns", "exec", network.name)),
-                *(str(Path(sys.executable).with_name("ray")), "start", "--block"),
-                *(
-                    f"--address={address}",
-                    f"--node-ip-address={host}",
-                    f"--num-cpus={NUM_CPUS}",
-                    "--object-store-memory=80000000",
-                ),
-                *("--min-worker-port=0", "--max-worker-port=0"),
-                # Else all on one machine choose the same.
-                f"--dashboard-agent-listen-port={free_port()}",
+                *(command or usual),
             ],
             # The tests' own Ray has no further nodes.
             env={**os.environ, **environment, IS_SPREAD: "1"},
