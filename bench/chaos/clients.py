@@ -85,7 +85,7 @@ class Answer:
         tokens: of each choice, by its index.
         times_s: the times of the events of each choice.
         finished: the choices that have ended.
-        num_events: number of received events, as the server counts them.
+        last_id: the server's id of the last event; "0" without one.
         num_breaks: number of reconnections.
         is_resuming: whether it asks for the rest of a stream that the server should have.
         error: None when the stream ended correctly.
@@ -98,7 +98,7 @@ class Answer:
     tokens: dict[int, list[int]] = field(default_factory=dict)
     times_s: dict[int, list[float]] = field(default_factory=dict)
     finished: set[int] = field(default_factory=set)
-    num_events: int = 0
+    last_id: str = "0"
     num_breaks: int = 0
     is_resuming: bool = False
     error: str | None = None
@@ -114,7 +114,7 @@ class Answer:
         """The headers of its next connection."""
         if self.request_id is None:
             return {}
-        last = {"Last-Event-ID": str(self.num_events)} if self.is_resuming else {}
+        last = {"Last-Event-ID": self.last_id} if self.is_resuming else {}
         return {"X-Request-Id": self.request_id, **last}
 
     @property
@@ -212,7 +212,7 @@ async def _read(session: aiohttp.ClientSession, target: Target, answer: Answer) 
         if response.status == 503 and answer.is_resuming:
             # The stream has no holder yet.
             raise aiohttp.ClientConnectionError(refusal(503, await response.read()))
-        if response.status == 404 and answer.is_resuming and not answer.num_events:
+        if response.status == 404 and answer.is_resuming and answer.last_id == "0":
             # The connection broke before the request was accepted.
             answer.is_resuming = False
             return await _read(session, target, answer)
@@ -223,7 +223,6 @@ async def _read(session: aiohttp.ClientSession, target: Target, answer: Answer) 
         async for piece in response.content.iter_any():
             now_s = _now_s()
             for data in reader.feed(piece):
-                answer.num_events += 1
                 if data == END:
                     continue
                 event = _EVENTS.decode(data)
@@ -235,6 +234,7 @@ async def _read(session: aiohttp.ClientSession, target: Target, answer: Answer) 
                     answer.times_s.setdefault(choice.index, []).append(now_s)
                     if choice.finish_reason is not None:
                         answer.finished.add(choice.index)
+            answer.last_id = reader.last_id or answer.last_id
     if answer.error is None and len(answer.finished) != body.get("n", 1):
         answer.error = "the stream ended before its answer did"
     return True

@@ -233,16 +233,28 @@ END = b"[DONE]"
 class EventReader:
     """Cuts bytes as they come into the data of server-sent events.
 
-    OpenAI's events have one line of data each; other lines are ignored.
+    OpenAI's events have one line of data each, behind that of their id if they have one; other
+    lines are ignored.
+
+    Attributes:
+        last_id: that of the last event; "" without one.
     """
 
     def __init__(self) -> None:
-        self._rest = b""
+        self.last_id = ""
+        self._rest = self._id = b""
 
     def feed(self, content: bytes) -> list[bytes]:
         """The data of the events whose line is complete with this."""
         *lines, self._rest = (self._rest + content).split(b"\n")
-        return [line[5:].strip() for line in lines if line.startswith(b"data:")]
+        found = []
+        for line in lines:
+            if line.startswith(b"id:"):
+                self._id = line[3:].strip()
+            elif line.startswith(b"data:"):
+                self.last_id = self._id.decode()
+                found.append(line[5:].strip())
+        return found
 
 
 class _Sender:

@@ -8,13 +8,14 @@ from fault_simulation.processes.frontends import FrontendProcess
 from fault_simulation.processes.ray import Platform
 from fault_simulation.processes.stream_readers import NOT_FOUND, OK, UNAVAILABLE, Connection
 from fault_simulation.virtual.timeline import Violation
+from sterna.frontend.resumable.event_log import EventId, event_id_of
 
 BREAK_SHARE = 0.3
 """Of the clients: those whose connection breaks though their front end lives."""
 
 LONGEST_ABSENCE_S = 0.5
 
-_EVENT = re.compile(rb"id: (\d+)\ndata: (.*)\n\n")
+_EVENT = re.compile(rb"id: (\S+)\ndata: (.*)\n\n")
 
 
 class StreamClient:
@@ -26,6 +27,7 @@ class StreamClient:
         self._ledger = ledger
         self._ask = ask
         self._stream_id: str = ask.request_id
+        self._last = EventId(0)
         self._connection: Connection | None = None
         self._frontend: FrontendProcess | None = None
         # None while it gets an answer.
@@ -54,9 +56,8 @@ class StreamClient:
             self._close()
 
     def _connect(self, frontend: FrontendProcess, *, is_new: bool) -> Connection:
-        last = self._ledger.streams[self._stream_id].num_events
         self._frontend = frontend
-        self._connection = Connection(self, self._stream_id, last, is_new=is_new)
+        self._connection = Connection(self, self._stream_id, self._last, is_new=is_new)
         assert frontend.streams is not None
         frontend.streams.connect(self._connection)
         return self._connection
@@ -115,9 +116,11 @@ class StreamClient:
 
     def on_events(self, connection: Connection, content: bytes) -> None:
         """See `Client`."""
-        for number, event in _EVENT.findall(content):
-            self._ledger.on_event(self._stream_id, int(number), event)
-            connection.last = int(number)
+        for text, event in _EVENT.findall(content):
+            last = event_id_of(text.decode())
+            assert last is not None
+            self._ledger.on_event(self._stream_id, last.number, event)
+            self._last = connection.last = last
 
     def on_end(self, connection: Connection) -> None:
         """See `Client`."""

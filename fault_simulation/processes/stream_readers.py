@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from fault_simulation.virtual.settings import FIND_S, INTRODUCTION_S
+from sterna.frontend.resumable.event_log import EventId, event_id_of
 from sterna.frontend.resumable.search import INTRODUCTION, NotFound, Searches, ToFrontend
 from sterna.messages.streams import (
     AnswerPart,
@@ -57,11 +58,11 @@ class Connection:
     """The connection of a client to a front end.
 
     Attributes:
-        last: the number of the last event that the client has.
+        last: the last event that the client has.
         is_new: whether the stream begins with it.
     """
 
-    def __init__(self, client: Client, stream_id: str, last: int, *, is_new: bool) -> None:
+    def __init__(self, client: Client, stream_id: str, last: EventId, *, is_new: bool) -> None:
         self.client = client
         self.stream_id = stream_id
         self.last = last
@@ -130,7 +131,7 @@ class Streams(Protocol):
     def has_replica(self, stream_id: str) -> bool:
         """Whether it can be read here once its front end has died."""
 
-    def answer(self, stream_id: str, last: int, reader: Reader) -> None:
+    def answer(self, stream_id: str, last: EventId, reader: Reader) -> None:
         """Answer a reader that has all events up to this one."""
 
     def leave(self, reader: Reader) -> None:
@@ -297,7 +298,9 @@ class Reading:
             case ReadStream(sender, query_id, stream_id, _, last):
                 remote = _Remote(self._own_id, message, self._send_to)
                 self._remotes[sender, query_id] = remote
-                self._streams.answer(stream_id, int(last), remote)
+                known = event_id_of(last)
+                assert known is not None
+                self._streams.answer(stream_id, known, remote)
             case AnswerStart(_, query_id, status, _):
                 self._on_start(query_id, status)
             case AnswerPart(_, query_id, is_last):

@@ -35,7 +35,7 @@ from fault_simulation.processes.world import World
 from fault_simulation.virtual.settings import REPLICA_TIMEOUT_S, WINDOW_S
 from fault_simulation.virtual.timeline import Violation
 from sterna.frontend.requests.request_ids import client_id
-from sterna.frontend.resumable.event_log import EventLog, EventLogs
+from sterna.frontend.resumable.event_log import EventId, EventLog, EventLogs
 from sterna.frontend.resumable.pacing import CaughtUp, Hand, Replayed, ReplicaDropped
 from sterna.frontend.resumable.replica_link import ToBuddy
 from sterna.frontend.resumable.replicas import Record, buddy_of
@@ -88,7 +88,7 @@ class Served:
         record: that of a stream that was taken over and is over, until a client reads it.
         given: the events that were given out.
         followers: its readers, with the number of events that each has.
-        waiting: readers that are not answered yet, with the number of events that each has.
+        waiting: readers that are not answered yet, with the last event that each has.
     """
 
     ask: Ask
@@ -101,7 +101,7 @@ class Served:
     num_tokens: int = 0
     is_over: bool = False
     followers: dict[Reader, int] = field(default_factory=dict)
-    waiting: dict[Reader, int] = field(default_factory=dict)
+    waiting: dict[Reader, EventId] = field(default_factory=dict)
 
     @property
     def stream_id(self) -> str:
@@ -165,13 +165,13 @@ class FrontendStreams:
         """A client's stream begins here."""
         log = self._logs.open(ask.request_id, OWNER)
         assert log is not None
-        horizon, given = ResumeValidity(is_taken_over=False), Given(ask.request_id)
+        horizon, given = ResumeValidity(()), Given(ask.request_id)
         served = self._served[ask.request_id] = Served(ask, log, horizon, given)
         head = StreamHead(ask.request_id, OWNER, "/v1/completions", b"", (), 0)
         self.pacing.begin(head, encode(ask), self._host.now_s)
         self.flush()
         self._run(served)
-        self.answer(ask.request_id, 0, connection)
+        self.answer(ask.request_id, EventId(0), connection)
 
     def has(self, stream_id: str) -> bool:
         """See `Streams`."""
@@ -181,7 +181,7 @@ class FrontendStreams:
         """See `Streams`."""
         return self.replicas.holder(stream_id, OWNER) is not None
 
-    def answer(self, stream_id: str, last: int, reader: Reader) -> None:
+    def answer(self, stream_id: str, last: EventId, reader: Reader) -> None:
         """See `Streams`."""
         served = self._served.get(stream_id)
         if served is None:
@@ -207,24 +207,23 @@ class FrontendStreams:
     def _settle(self, served: Served) -> None:
         """Answer the readers whose answer is known, and send them the events that there are."""
         num_events = len(served.log.events)
-        for reader, number in list(served.waiting.items()):
-            knowledge = served.horizon.of(number, num_events)
+        for reader, last in list(served.waiting.items()):
+            knowledge = served.horizon.of(last, num_events)
             if knowledge is None:
                 continue
             del served.waiting[reader]
             if knowledge is Validity.VALID:
                 self._ledger.on_read_on(served.stream_id)
                 self._logs.on_follower(served.log)
-                served.followers[reader] = number
+                served.followers[reader] = last.number
                 reader.start(OK)
             elif knowledge is Validity.LOST:
                 reader.start(NOT_FOUND)
             else:
-                raise Violation(f"{served.stream_id} has no event {number}, and its client has it")
+                raise Violation(f"{served.stream_id} has no event {last}, and its client has it")
         for reader, number in list(served.followers.items()):
             if number < num_events:
                 served.followers[reader] = num_events
-                served.horizon.on_sent(num_events)
                 reader.send(b"".join(served.log.events[number:]), is_last=False)
             if served.is_over and reader in served.followers:
                 reader.send(b"", is_last=True)
@@ -337,9 +336,9 @@ class FrontendStreams:
                     self._host.send_to_frontend(buddy, message, frames)
                 case Replayed():
                     self._world.counts["stream has come to its events again"] += 1
-                case CaughtUp(stream_id):
+                case CaughtUp(stream_id, num_groups):
                     served = self._served[stream_id]
-                    served.horizon.on_caught_up(len(served.log.events))
+                    served.horizon.on_replayed(num_groups, len(served.log.events))
                     self._settle(served)
                 case ReplicaDropped(stream_id, reason):
                     raise Violation(f"the replica of {stream_id} was dropped: {reason}")
@@ -378,11 +377,11 @@ class FrontendStreams:
 
     def _take_over(self, record: Record) -> None:
         stream_id, now_s = record.head.stream_id, self._host.now_s
-        log = self._logs.open(stream_id, OWNER)
+        log = self._logs.open(stream_id, OWNER, len(record.ends))
         if log is None:
             raise Violation(f"{self._host.name} takes {stream_id} over and has it already")
         self._world.counts["stream taken over"] += 1
-        horizon, given = ResumeValidity(is_taken_over=True), Given(stream_id, len(record.groups))
+        horizon, given = ResumeValidity(record.ends), Given(stream_id, len(record.groups))
         served = Served(decode_ask(record.body), log, horizon, given)
         self._served[stream_id] = served
         self._logs.on_unread(log, now_s)

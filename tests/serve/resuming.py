@@ -31,6 +31,7 @@ class Reader:
     body: dict[str, Any]
     request_id: str
     events: list[tuple[int, str]] = field(default_factory=list)
+    last_id: str = ""
 
     @property
     def is_over(self) -> bool:
@@ -44,7 +45,7 @@ class Reader:
         way to read one event after the other."""
         headers = {"X-Request-Id": self.request_id}
         if self.events:
-            headers["Last-Event-ID"] = str(self.events[-1][0])
+            headers["Last-Event-ID"] = self.last_id
         with (
             nullcontext(over) if over else connected(self.server, to) as http,
             http.stream("POST", self.path, json=self.body, headers=headers) as answer,
@@ -83,13 +84,14 @@ class Reader:
         until(is_over, "the stream is over", timeout_s)
 
     def _read(self, answer: httpx.Response) -> Iterator[None]:
-        number = 0
+        own_id = ""
         for line in answer.iter_lines():
             name, _, value = line.partition(": ")
             if name == "id":
-                number = int(value)
+                own_id = value
             elif name == "data":
-                self.events.append((number, value))
+                self.last_id = own_id
+                self.events.append((int(own_id.partition("-")[0]), value))
                 yield
 
     def said(self) -> dict[int, "Choice"]:

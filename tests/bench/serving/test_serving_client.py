@@ -273,11 +273,15 @@ def test_the_largest_gap_is_the_longest_wait_between_two_tokens() -> None:
 
 @given(st.lists(st.integers(1, 40), max_size=12))
 def test_events_do_not_depend_on_how_their_bytes_come(cuts: list[int]) -> None:
-    whole = b': hello\r\n\r\ndata: {"a": 1}\n\ndata:{"b": 2}\r\n\r\ndata: [DONE]\n\n'
+    whole = (
+        b': hello\r\n\r\nid: 1\ndata: {"a": 1}\n\nid:2-1\ndata:{"b": 2}\r\n\r\n'
+        b"id: 3-1\ndata: [DONE]\n\nid: 4"
+    )
     reader = EventReader()
     found: list[bytes] = []
     for length in [*cuts, len(whole)]:
         found += reader.feed(whole[:length])
+        assert reader.last_id == ("", "1", "2-1", "3-1")[len(found)]
         whole = whole[length:]
     assert found == [b'{"a": 1}', b'{"b": 2}', b"[DONE]"]
 

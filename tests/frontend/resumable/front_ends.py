@@ -6,6 +6,7 @@ An application says one event for each output that it takes, as fast as the test
 import asyncio
 import itertools
 import json
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 
 import msgspec
@@ -213,6 +214,16 @@ def expected(num: int) -> list[str]:
     ]
     compact = [each.replace(": ", ":").replace(", ", ",") for each in said]
     return [f"id: {n}\ndata: {each}" for n, each in enumerate([*compact, "[DONE]"], 1)]
+
+
+def last_of(events: Sequence[str]) -> str:
+    """The id of the last of these events."""
+    return events[-1].split("\n")[0].removeprefix("id: ")
+
+
+def plain(events: Sequence[str]) -> list[str]:
+    """The events without what their ids say about takeovers."""
+    return [re.sub(r"^(id: \d+)-\d+", r"\1", each) for each in events]
 
 
 CREATED_S = 1_700_000_000

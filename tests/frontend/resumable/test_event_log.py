@@ -1,9 +1,10 @@
 """What is kept of streams, for how long, and for whom."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sterna.frontend.resumable.event_log import EventLog, EventLogs, last_number
+from sterna.frontend.resumable.event_log import EventId, EventLog, EventLogs, event_id_of, last_id
 
 ME, SOMEBODY = b"me", b"somebody"
 
@@ -165,7 +166,25 @@ def test_a_stream_that_nobody_has_read_yet_is_kept_for_the_window() -> None:
     assert kept.next_deadline_s() is None
 
 
-def test_the_last_number_is_that_of_the_last_event() -> None:
-    assert last_number(b"id: 7\ndata: a\n\nid: 8\ndata: id: 9\n\n: keep-alive\n\n") == 8
-    assert last_number(b": keep-alive\n\n") is None
-    assert last_number(b"") is None
+def test_the_last_id_is_that_of_the_last_event() -> None:
+    assert last_id(b"id: 7\ndata: a\n\nid: 8\ndata: id: 9\n\n: keep-alive\n\n") == "8"
+    assert last_id(b"id: 7-2\ndata: a\n\n") == "7-2"
+    assert last_id(b": keep-alive\n\n") is None
+    assert last_id(b"") is None
+
+
+def test_the_ids_of_a_stream_that_was_taken_over_say_so() -> None:
+    log = EventLog(ME, num_takeovers=2)
+    log.feed(b"data: 1\n\ndata: 2\n\n")
+    assert log.events == [b"id: 1-2\ndata: 1\n\n", b"id: 2-2\ndata: 2\n\n"]
+
+
+@given(st.integers(0, 10**18 - 1), st.integers(0, 10**9 - 1))
+def test_an_id_is_read_as_it_was_written(number: int, num_takeovers: int) -> None:
+    event_id = EventId(number, num_takeovers)
+    assert event_id_of(str(event_id)) == event_id
+
+
+@pytest.mark.parametrize("text", ["", "-", "1-", "-1", "1-2-3", "one", "1.5", " 1", "9" * 5000])
+def test_what_is_no_id_is_not_read(text: str) -> None:
+    assert event_id_of(text) is None

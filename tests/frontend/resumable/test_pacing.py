@@ -209,7 +209,7 @@ def test_the_successor_says_when_its_events_go_beyond_the_record() -> None:
     assert it.flush(0.0) == [Hand(output(again, [5])), Replayed("tern")]
     it.on_taken(NAME, 1)
     it.on_asked(NAME, 1)
-    assert it.flush(0.0) == [CaughtUp("tern"), Hand(fresh)]
+    assert it.flush(0.0) == [CaughtUp("tern", 1), Hand(fresh)]
 
 
 def handed(it: Pacing, now_s: float = 0.0) -> list[Hand]:

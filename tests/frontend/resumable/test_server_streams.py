@@ -233,7 +233,7 @@ async def speak(
 
 def normal(event: str, request_id: str) -> str:
     """An event without what is drawn anew for each answer."""
-    event = event.replace(request_id, "ID")
+    event = re.sub(r"^(id: \d+)-\d+", r"\1", event.replace(request_id, "ID"))
     event = re.sub(r'"created":\d+', '"created":0', event)
     return re.sub(r"chatcmpl-tool-[0-9a-f]+", "TOOL", event)
 

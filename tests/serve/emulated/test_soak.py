@@ -107,7 +107,7 @@ async def come_back(http: aiohttp.ClientSession, url: str, draw: random.Random) 
     wanted = draw.randrange(1, 150)
     body = completion(draw.randrange(1 << 30), wanted)
     headers = {"X-Request-Id": f"soak-{draw.getrandbits(64):x}"}
-    num_events, is_over = 0, False
+    num_events, last_id, is_over = 0, "0", False
     while not is_over:
         async with http.post(f"{url}/v1/completions", json=body, headers=headers) as answer:
             if answer.status == 429 and not num_events:
@@ -115,15 +115,18 @@ async def come_back(http: aiohttp.ClientSession, url: str, draw: random.Random) 
             assert answer.status == 200, await answer.text()
             at_most = draw.randrange(1, 60)
             async for line in answer.content:
+                if line.startswith(b"id: "):
+                    own_id = line.removeprefix(b"id: ").strip().decode()
                 if not line.startswith(b"data: "):
                     continue
                 assert b'"error"' not in line, line
                 num_events += 1
+                last_id = own_id
                 is_over = line.strip() == b"data: [DONE]"
                 at_most -= 1
                 if is_over or not at_most:
                     break
-        headers["Last-Event-ID"] = str(num_events)
+        headers["Last-Event-ID"] = last_id
     # Each token is an event, or part of one; then come the usage and the end.
     assert 3 <= num_events <= wanted + 2
     return "came back"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import Message, Receive, Scope, Send
 
-from sterna.frontend.resumable.event_log import COMMENT, EventLog
+from sterna.frontend.resumable.event_log import COMMENT, EventId, EventLog
 from sterna.frontend.resumable.replicas import Record
 from sterna.frontend.resumable.resume_validity import ResumeValidity, Validity
 from sterna.messages.streams import StreamHead
@@ -42,7 +42,7 @@ class Answer:
         self.log = log
         self.created_s = created_s
         self.record = record
-        self.resume_validity = ResumeValidity(is_taken_over=record is not None)
+        self.resume_validity = ResumeValidity(() if record is None else record.ends)
         self.has_replica = False
         self.task: asyncio.Task[None] | None = None
         self.on_begun: Callable[[], None] = lambda: None
@@ -59,10 +59,10 @@ class Answer:
         self.news.set()
         self.news = asyncio.Event()
 
-    async def validity(self, number: int) -> Validity:
-        """Return whether a client with the events up to this number may resume the stream; waits
-        until that is known."""
-        while (found := self.resume_validity.of(number, len(self.log.events))) is None:
+    async def validity(self, last: EventId) -> Validity:
+        """Return whether a client with the events up to this one may resume the stream; waits until
+        that is known."""
+        while (found := self.resume_validity.of(last, len(self.log.events))) is None:
             await self.news.wait()
         return found
 
@@ -79,7 +79,6 @@ class Answer:
                 while num_known < len(self.log.events) and not gone.done():
                     events = self.log.events[num_known : num_known + EVENTS_AT_ONCE]
                     num_known += len(events)
-                    self.resume_validity.on_sent(num_known)
                     await send(_content(b"".join(events)))
                 if num_comments < self.log.num_comments:
                     num_comments = self.log.num_comments

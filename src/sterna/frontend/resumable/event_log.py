@@ -1,9 +1,9 @@
 """Event logs: the events of streams, kept for clients that come back. Pure.
 
-A stream's events are numbered from 1, and each contains its number (`id:`, server-sent events). A
-log is kept while it grows and for a window afterwards. A log whose clients are all gone grows for
-the window, and is given up then. If all logs together take too much memory, those without followers
-are given up first.
+A stream's events are numbered from 1, and each contains its id (`id:`, server-sent events): its
+number, and how often the stream had been taken over when it was sent. A log is kept while it grows
+and for a window afterwards. A log whose clients are all gone grows for the window, and is given up
+then. If all logs together take too much memory, those without followers are given up first.
 """
 
 import re
@@ -15,14 +15,37 @@ SEPARATOR = b"\n\n"
 COMMENT = b": keep-alive" + SEPARATOR
 """A comment, which clients ignore."""
 
-_NUMBER = re.compile(rb"id: (\d+)\n")
+_ID = re.compile(rb"id: (\S+)\n")
+_PARTS = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,9}))?")
 
 
-def last_number(events: bytes) -> int | None:
-    """Return the number of the last of these events of a log; None without one."""
+@dataclass(frozen=True, slots=True)
+class EventId:
+    """The id of an event, as text `13`, or `13-1` after one takeover.
+
+    Attributes:
+        number: from 1 on; 0 of a client that has no event.
+        num_takeovers: how often the stream had been taken over when this event was sent.
+    """
+
+    number: int
+    num_takeovers: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.number}-{self.num_takeovers}" if self.num_takeovers else str(self.number)
+
+
+def event_id_of(text: str) -> EventId | None:
+    """Return the id that a client gives; None if it is none."""
+    parts = _PARTS.fullmatch(text)
+    return None if parts is None else EventId(int(parts[1]), int(parts[2] or 0))
+
+
+def last_id(events: bytes) -> str | None:
+    """Return the id of the last of these events of a log; None without one."""
     for event in reversed(events.split(SEPARATOR)):
-        if (found := _NUMBER.match(event)) is not None:
-            return int(found[1])
+        if (found := _ID.match(event)) is not None:
+            return found[1].decode()
     return None
 
 
@@ -32,7 +55,8 @@ class EventLog:
 
     Attributes:
         owner: the credentials of the client that began it; no other client may resume it.
-        events: complete, with their numbers; the first one is number 1.
+        num_takeovers: see `EventId`.
+        events: complete, with their ids; the first one is number 1.
         num_bytes: size of the events.
         num_comments: number of comments among the events. They show only that the server lives, and
             are not kept.
@@ -43,6 +67,7 @@ class EventLog:
     """
 
     owner: bytes
+    num_takeovers: int = 0
     events: list[bytes] = field(default_factory=list)
     num_bytes: int = 0
     num_comments: int = 0
@@ -59,7 +84,8 @@ class EventLog:
             if event.startswith(b":"):
                 self.num_comments += 1
             elif event.strip():
-                numbered = b"id: %d\n%s%s" % (len(self.events) + 1, event, SEPARATOR)
+                own_id = EventId(len(self.events) + 1, self.num_takeovers)
+                numbered = b"id: %s\n%s%s" % (str(own_id).encode(), event, SEPARATOR)
                 self.events.append(numbered)
                 self.num_bytes += len(numbered)
         return self.num_bytes - before
@@ -84,11 +110,11 @@ class EventLogs:
         """Size of all events that are kept."""
         return self._num_bytes
 
-    def open(self, request_id: str, owner: bytes) -> EventLog | None:
-        """Begin the log of a new stream; None if one of that id is kept already."""
+    def open(self, request_id: str, owner: bytes, num_takeovers: int = 0) -> EventLog | None:
+        """Begin the log of a stream; None if one of that id is kept already."""
         if request_id in self._logs:
             return None
-        log = self._logs[request_id] = EventLog(owner)
+        log = self._logs[request_id] = EventLog(owner, num_takeovers)
         return log
 
     def find(self, request_id: str) -> EventLog | None:

@@ -43,8 +43,8 @@ class KeptStreams(Protocol):
     def on_replayed(self, stream_id: str) -> None:
         """vLLM's server has all outputs of the record that was taken over."""
 
-    def on_caught_up(self, stream_id: str) -> None:
-        """The events so far are all that the stream's former front end can have sent."""
+    def on_caught_up(self, stream_id: str, num_groups: int) -> None:
+        """The events so far are all of so many groups of the stream's record: one of its ends."""
 
 
 class StreamExchange:
@@ -218,9 +218,9 @@ class StreamExchange:
                 case Replayed(stream_id):
                     assert self._kept is not None
                     self._kept.on_replayed(stream_id)
-                case CaughtUp(stream_id):
+                case CaughtUp(stream_id, num_groups):
                     assert self._kept is not None
-                    self._kept.on_caught_up(stream_id)
+                    self._kept.on_caught_up(stream_id, num_groups)
                 case ReplicaDropped(stream_id, reason):
                     logger.warning(
                         "replica of stream dropped stream=%s reason=%s", stream_id, reason

@@ -50,7 +50,7 @@ from sterna.frontend.resumable.answers import (
     scope_of,
     until_gone,
 )
-from sterna.frontend.resumable.event_log import EventLogs
+from sterna.frontend.resumable.event_log import EventId, EventLogs, event_id_of
 from sterna.frontend.resumable.exchange import StreamExchange
 from sterna.frontend.resumable.relays import Reading
 from sterna.frontend.resumable.replicas import Record, dated
@@ -63,7 +63,6 @@ MAX_REPLAYS = 8
 front end's own streams do not wait for hundreds of them."""
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,200}")
-_EVENT_NUMBER = re.compile(r"[0-9]{1,18}")
 
 
 class _Body(msgspec.Struct):
@@ -247,21 +246,23 @@ class ResumableStreams:
             self._go_on(answer, answer.record)
         # A client counts as a follower while it waits for the decision whether it may resume.
         async with self._following(answer, receive) as gone:
+            known = event_id_of(last)
             validity: Validity | None = Validity.IMPOSSIBLE
-            if _EVENT_NUMBER.fullmatch(last) is not None:
-                validity = await _unless_gone(gone, answer.validity(int(last)))
-            if validity is Validity.VALID:
-                await answer.follow(int(last), gone, send)
+            if known is not None:
+                validity = await _unless_gone(gone, answer.validity(known))
+                if validity is Validity.VALID:
+                    await answer.follow(known.number, gone, send)
         if validity is Validity.VALID or validity is None:
             return
-        if validity is Validity.LOST:
+        if known is not None and validity is Validity.LOST:
             text = (
                 f"the front end of this stream died, and its events after number "
-                f"{answer.resume_validity.num_sure} are lost; send the request as a new one"
+                f"{answer.resume_validity.num_sure(known)} are lost; send the request as a new one"
             )
             await error_response(HTTPStatus.NOT_FOUND, text)(scope, receive, send)
             return
-        text = f"{LAST_EVENT_ID} must be a number up to {len(answer.log.events)}, not {last[:50]!r}"
+        newest = EventId(len(answer.log.events), answer.log.num_takeovers)
+        text = f"{LAST_EVENT_ID} must be the id of an event, up to {newest}, not {last[:50]!r}"
         await error_response(HTTPStatus.BAD_REQUEST, text)(scope, receive, send)
 
     @asynccontextmanager
@@ -284,7 +285,7 @@ class ResumableStreams:
         """See `KeptStreams`."""
         assert self._exchange is not None
         head = record.head
-        log = self._logs.open(head.stream_id, head.owner)
+        log = self._logs.open(head.stream_id, head.owner, len(record.ends))
         if log is None:
             return False
         answer = self._answers[head.stream_id] = Answer(head.stream_id, log, head.created_s, record)
@@ -302,11 +303,11 @@ class ResumableStreams:
         if answer is not None:
             self._end_turn(answer)
 
-    def on_caught_up(self, stream_id: str) -> None:
+    def on_caught_up(self, stream_id: str, num_groups: int) -> None:
         """See `KeptStreams`."""
         answer = self._answers.get(stream_id)
         if answer is not None:
-            answer.resume_validity.on_caught_up(len(answer.log.events))
+            answer.resume_validity.on_replayed(num_groups, len(answer.log.events))
             answer.notify()
 
     def _go_on(self, answer: Answer, record: Record) -> None:

@@ -59,10 +59,15 @@ class Hand:
 
 @dataclass(frozen=True, slots=True)
 class CaughtUp:
-    """The events so far are all those of the record that was taken over. The front end that had the
-    stream did not know the later ones."""
+    """The events so far are all those of a record that was taken over. The front end that had the
+    stream then did not know the later ones.
+
+    Attributes:
+        num_groups: of that record, one of `Record.ends`.
+    """
 
     stream_id: str
+    num_groups: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +160,7 @@ class Pacing:
     def take_over(self, record: Record, now_s: float) -> None:
         """A stream whose front end died goes on here."""
         stream = PacedStream(record, self._next_serial, is_replaying=True, is_behind=True)
+        stream.ends_ahead = sorted(set(record.ends))
         stream.waiting.extend(
             Waiting(group.slot, payload, 0, is_old=True)
             for group, payload in zip(record.groups, record.payloads, strict=True)
@@ -339,7 +345,7 @@ class Pacing:
         record, own_id = stream.record, self._frontend_id
         groups = tuple(record.groups)
         number = self._link.send(
-            lambda n: KeepStream(own_id, n, record.head, groups, record.is_over),
+            lambda n: KeepStream(own_id, n, record.head, groups, record.is_over, record.ends),
             [record.body, *record.payloads],
             now_s,
         )
@@ -403,6 +409,7 @@ class Pacing:
             first = stream.waiting[0]
             if first.slot in stream.closed:
                 stream.waiting.popleft()
+                stream.num_replayed += first.is_old
                 continue
             if self._link.is_waited_for(first.number):
                 self._held[stream.record.head.stream_id] = stream
@@ -410,13 +417,15 @@ class Pacing:
             name, request_id = name_of_slot(first.slot), stream.slots.get(first.slot)
             if request_id is None or stream.consumers.get(name) is not ConsumerState.ASKING:
                 return
+            while stream.ends_ahead and stream.ends_ahead[0] <= stream.num_replayed:
+                yield CaughtUp(stream.record.head.stream_id, stream.ends_ahead.pop(0))
             stream.waiting.popleft()
             stream.consumers[name] = ConsumerState.HANDED
             stream.pending = first.slot
             payload = first.payload
             if first.is_old:
+                stream.num_replayed += 1
                 payload = self._payloads.renamed_output(payload, request_id)
-            elif stream.is_behind:
+            else:
                 stream.is_behind = False
-                yield CaughtUp(stream.record.head.stream_id)
             yield Hand(payload)

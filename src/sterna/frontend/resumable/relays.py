@@ -15,7 +15,7 @@ from typing import Protocol
 from starlette.types import Message, Receive, Send
 
 from sterna.frontend.resumable.answers import until_gone
-from sterna.frontend.resumable.event_log import last_number
+from sterna.frontend.resumable.event_log import last_id
 from sterna.frontend.resumable.search import INTRODUCTION, NotFound, Searches, ToFrontend
 from sterna.messages.streams import (
     AnswerPart,
@@ -368,7 +368,7 @@ class _Client:
     """A client whose answer may come from several front ends, one after the other.
 
     Attributes:
-        last: the number of the last event that it has.
+        last: the id of the last event that it has.
     """
 
     def __init__(self, last: str, send: Send) -> None:
@@ -389,9 +389,9 @@ class _Client:
             elif message["status"] != 200:
                 raise StreamBrokenError(f"its next holder answers {message['status']}")
             return
-        number = last_number(message.get("body", b""))
-        if number is not None:
-            self.last = str(number)
+        found = last_id(message.get("body", b""))
+        if found is not None:
+            self.last = found
         await self._send(message)
 
 

@@ -50,6 +50,8 @@ class Record:
     Attributes:
         payloads: one for each group.
         is_over: its answer has ended.
+        ends: the number of groups in the record at each takeover, in order. What a front end had
+            sent beyond its end died with it.
         num_bytes: approximate memory.
     """
 
@@ -58,6 +60,7 @@ class Record:
     groups: list[Group] = field(default_factory=list)
     payloads: list[bytes] = field(default_factory=list)
     is_over: bool = False
+    ends: tuple[int, ...] = ()
     num_bytes: int = 0
 
     def __post_init__(self) -> None:
@@ -86,7 +89,12 @@ class Record:
 
 
 def record_of(
-    head: StreamHead, groups: Iterable[Group], frames: list[bytes], *, is_over: bool
+    head: StreamHead,
+    groups: Iterable[Group],
+    frames: list[bytes],
+    *,
+    is_over: bool,
+    ends: tuple[int, ...] = (),
 ) -> Record:
     """Return the record of a KeepStream message.
 
@@ -97,7 +105,7 @@ def record_of(
     groups = list(groups)
     if len(groups) != len(payloads):
         raise ValueError(f"{len(groups)} groups came with {len(payloads)} payloads")
-    return Record(head, body, groups, payloads, is_over)
+    return Record(head, body, groups, payloads, is_over, ends)
 
 
 def dated(content: bytes, created_s: int) -> bytes:
@@ -156,8 +164,10 @@ class Replicas:
     def _take(self, message: ReplicaMessage, frames: Sequence[bytes]) -> None:
         records = self._records.setdefault(message.sender, {})
         match message:
-            case KeepStream(_, _, head, groups, is_over):
-                records[head.stream_id] = record_of(head, groups, list(frames), is_over=is_over)
+            case KeepStream(_, _, head, groups, is_over, ends):
+                records[head.stream_id] = record_of(
+                    head, groups, list(frames), is_over=is_over, ends=ends
+                )
             case ExtendStreams(_, _, groups):
                 for group, payload in zip(groups, frames, strict=True):
                     record = records.get(group.stream_id)
@@ -174,7 +184,10 @@ class Replicas:
         dead = sorted(self._live - set(live))
         self._live = frozenset(live)
         self._dead.update(dead)
-        return [record for each in dead for record in self._records.pop(each, {}).values()]
+        left = [record for each in dead for record in self._records.pop(each, {}).values()]
+        for record in left:
+            record.ends = (*record.ends, len(record.groups))
+        return left
 
     def holder(self, stream_id: str, owner: bytes) -> FrontendId | None:
         """Return the front end that has the stream, if its replica is here and of that owner."""

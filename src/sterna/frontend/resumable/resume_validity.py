@@ -2,56 +2,60 @@
 
 A stream that was taken over first repeats the events that its former front end had recorded. After
 these it goes on in its own way. The former front end may have sent other events beyond its record:
-a client that has such events must not resume.
+a client that has such events must not resume. The ids of events say how often the stream had been
+taken over when they were sent (`EventId`), and so which records they must be in.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+
+from sterna.frontend.resumable.event_log import EventId
 
 
 class Validity(Enum):
-    """The relation of a client's number to a stream."""
+    """The relation of a client's last event to a stream."""
 
     VALID = "the client has a beginning of this very stream"
-    LOST = "the client may have events that only a dead front end knew"
-    IMPOSSIBLE = "no client can have this number of events"
+    LOST = "the client has events that only a dead front end knew"
+    IMPOSSIBLE = "no client can have this event"
 
 
 @dataclass(slots=True)
 class ResumeValidity:
-    """The numbers that are valid for one stream at one front end.
+    """The ids that are valid for one stream at one front end.
 
     Attributes:
-        num_sent: number of events that this front end has sent to any client.
-        num_sure: for a stream that was taken over: number of the recorded events, which its former
-            front end can have sent; None until all of them are here again.
+        ends: see `Record`.
     """
 
-    is_taken_over: bool
-    num_sent: int = 0
-    num_sure: int | None = None
+    ends: tuple[int, ...]
+    # The number of events that came of so many groups.
+    _num_events: dict[int, int] = field(default_factory=dict)
 
-    def on_sent(self, number: int) -> None:
-        """A client has been sent the events up to this one."""
-        self.num_sent = max(self.num_sent, number)
-
-    def on_caught_up(self, num_events: int) -> None:
-        """This number of events is all that the former front end had recorded."""
-        self.num_sure = num_events
+    def on_replayed(self, num_groups: int, num_events: int) -> None:
+        """So many groups of the record have become so many events."""
+        self._num_events[num_groups] = num_events
 
     def on_over(self, num_events: int) -> None:
         """The stream has ended with this number of events."""
-        if self.num_sure is None:
-            self.num_sure = num_events
+        for end in self.ends:
+            self._num_events.setdefault(end, num_events)
 
-    def of(self, number: int, num_events: int) -> Validity | None:
-        """Return whether a client with the events up to this number may resume the stream.
+    def num_sure(self, last: EventId) -> int | None:
+        """The number of events, of those that the front end which sent this one had sent, that all
+        later ones had in their records; None until they have become events here again."""
+        return self._num_events.get(min(self.ends[last.num_takeovers :]))
+
+    def of(self, last: EventId, num_events: int) -> Validity | None:
+        """Return whether a client with the events up to this one may resume the stream.
 
         The stream has `num_events` so far. None: more events must decide that.
         """
-        if not self.is_taken_over:
-            return Validity.VALID if number <= num_events else Validity.IMPOSSIBLE
-        if self.num_sure is None:
-            return Validity.VALID if number <= num_events else None
-        is_known = number <= max(self.num_sure, self.num_sent)
-        return Validity.VALID if is_known else Validity.LOST
+        if last.num_takeovers > len(self.ends):
+            return Validity.IMPOSSIBLE
+        if last.num_takeovers == len(self.ends):
+            return Validity.VALID if last.number <= num_events else Validity.IMPOSSIBLE
+        num_sure = self.num_sure(last)
+        if num_sure is None:
+            return Validity.VALID if last.number <= num_events else None
+        return Validity.VALID if last.number <= num_sure else Validity.LOST
