@@ -44,7 +44,8 @@ class KeptStreams(Protocol):
         """vLLM's server has all outputs of the record that was taken over."""
 
     def on_caught_up(self, stream_id: str, num_groups: int) -> None:
-        """The events so far are all of so many groups of the stream's record: one of its ends."""
+        """The events so far are those of the first `num_groups` of the stream's record: of one of
+        its ends."""
 
 
 class StreamExchange:

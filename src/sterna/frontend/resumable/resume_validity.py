@@ -29,11 +29,11 @@ class ResumeValidity:
     """
 
     ends: tuple[int, ...]
-    # The number of events that came of so many groups.
+    # For each end that has been replayed, the number of its events.
     _num_events: dict[int, int] = field(default_factory=dict)
 
     def on_replayed(self, num_groups: int, num_events: int) -> None:
-        """So many groups of the record have become so many events."""
+        """The first `num_groups` of the record, up to one of its ends, have become events."""
         self._num_events[num_groups] = num_events
 
     def on_over(self, num_events: int) -> None:
@@ -42,8 +42,8 @@ class ResumeValidity:
             self._num_events.setdefault(end, num_events)
 
     def num_sure(self, last: EventId) -> int | None:
-        """The number of events, of those that the front end which sent this one had sent, that all
-        later ones had in their records; None until they have become events here again."""
+        """Return how many of the events up to this one are in the records of all takeovers since it
+        was sent; None until these have become events here again."""
         return self._num_events.get(min(self.ends[last.num_takeovers :]))
 
     def of(self, last: EventId, num_events: int) -> Validity | None:
