@@ -16,8 +16,6 @@ import argparse
 import asyncio
 import json
 import os
-import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -27,7 +25,7 @@ from pathlib import Path
 import aiohttp
 import psutil
 
-from bench.common import results_io
+from bench.common import py_spy, results_io
 from bench.common.command import end_like_ctrl_c, ended
 from bench.common.machine import ForeignLoad
 from bench.common.tables import Row, rounded
@@ -145,11 +143,11 @@ def _real_rows(side: str, model: Path, loads: Sequence[Load], seed: int, notes: 
     ) as url:
         processes = _processes(side)
         # What is imported and made with the first requests.
-        asyncio.run(_send(url, replace(loads[0], num_streams=64)))
+        asyncio.run(send(url, replace(loads[0], num_streams=64)))
         for load in loads:
             row = {"side": side, "seed": seed, **_loaded(url, load, processes, notes)}
             rows.append(row)
-        if seed == 1 and (spy := shutil.which("py-spy")) is not None:
+        if seed == 1 and (spy := py_spy.program()) is not None:
             rows[-1]["profile"] = _profiled(url, loads[-1], processes[0], spy)
     return rows
 
@@ -183,7 +181,7 @@ def _emulated_row(num_instances: int, num_frontends: int, load: Load, notes: Not
 def _loaded(url: str, load: Load, processes: Sequence[psutil.Process], notes: Notes) -> Row:
     others = ForeignLoad()
     used_s = _cpu_s(processes)
-    loop_s, failed = asyncio.run(_send(url, load))
+    loop_s, failed = asyncio.run(send(url, load))
     cpu_s = _cpu_s(processes) - used_s
     num_tokens = (load.num_streams - failed) * load.output_tokens
     notes.say(f"{load.name}: {num_tokens / loop_s:.0f} tokens/s, {cpu_s:.2f} s of the front end")
@@ -215,7 +213,7 @@ def _cpu_s(processes: Sequence[psutil.Process]) -> float:
     return sum(sum(each.cpu_times()[:2]) for each in processes)
 
 
-async def _send(url: str, load: Load) -> tuple[float, int]:
+async def send(url: str, load: Load) -> tuple[float, int]:
     """Send the streams; returns the time that they took, and how many failed."""
     places = asyncio.Semaphore(load.at_once)
     clock = asyncio.get_running_loop().time
@@ -253,18 +251,9 @@ async def _send(url: str, load: Load) -> tuple[float, int]:
 
 def _profiled(url: str, load: Load, process: psutil.Process, spy: str) -> dict[str, float]:
     """The shares of the front end's code during the load, by py-spy."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "stacks"
-        command = [
-            *(spy, "record", "--pid", str(process.pid), "--duration", str(PROFILE_S)),
-            *("--rate", "250", "--format", "raw", "--gil", "--output", str(path)),
-        ]
-        with subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        ) as spying:
-            asyncio.run(_send(url, load))
-            spying.wait()
-        return report.shares(path.read_text().splitlines()) if path.is_file() else {}
+    with py_spy.recording(spy, {STERNA: process.pid}, PROFILE_S) as stacks:
+        asyncio.run(send(url, load))
+    return report.shares(stacks[STERNA])
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -40,6 +40,10 @@ BENCHMARKS = {
         "bench.plain_vllm.front_end",
         "processor time of the HTTP process for a request and a token, beside vLLM's",
     ),
+    "explain": (
+        "bench.plain_vllm.explain",
+        "the share of the processor time that explanations of decisions take",
+    ),
     "dispatch": (
         "bench.scheduling",
         "the scheduler's decisions, load reports and rounds, with 16 to 1,024 instances",

@@ -1,0 +1,217 @@
+"""What `sterna explain` costs: the share of the processor time that histories, the reasons of
+decisions and `Server-Timing` take.
+
+A server with one real engine of a tiny model, so that Sterna has as large a part as it can have,
+gets the loads of `bench front-end`, and py-spy looks at its front end, scheduler and instance. A
+look counts when the innermost code that it sees is that which `sterna explain` needs.
+
+    sterna bench explain [--rounds 5] [--continue]
+
+`bench/results/explain.json` is written after every server. It needs py-spy on the path.
+"""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import psutil
+
+from bench.common import py_spy, results_io
+from bench.common.command import end_like_ctrl_c, ended
+from bench.common.comparison import Middle
+from bench.common.pages import Goal, goal_list
+from bench.common.tables import Row, markdown_table, number, rounded
+from bench.paced.cases import tiny_model
+from bench.plain_vllm.front_end import LONG, REAL_OPTIONS, SHORT, Load, send
+from bench.plain_vllm.front_end_report import IDLE
+from bench.plain_vllm.sides import ONE_THREAD
+from bench.serving.comparing import add_round_options, rows_in_rounds
+from bench.serving.measured import LOGS, Notes
+from bench.serving.served import served
+
+NAME = "explain"
+
+PAGE = results_io.ROOT / "docs" / "performance.md"
+
+CODE = (
+    "sterna/frontend/requests/histories.py",
+    "sterna/frontend/http/server_timing.py",
+    "sterna/scheduler/explanation.py",
+)
+"""That which exists for explanations alone."""
+
+OTHER_CODE = ("sterna/", "vllm/", "uvicorn/", "starlette/", "fastapi/", "asyncio/", "zmq/")
+
+PROCESSES: Mapping[str, str] = {
+    "front end": "_FrontendActor",
+    "scheduler": "_SchedulerActor",
+    "instance": "_InstanceActor",
+}
+"""What their command lines contain."""
+
+GOAL_SHARE = 0.01
+
+RECORDED_S = 12
+"""Longer than either load takes: py-spy is waited for."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, and write the results."""
+    options = _parser().parse_args(argv)
+    return ended(lambda: rows_in_rounds(NAME, options, _measure, markdown, PAGE))
+
+
+def _measure(options: argparse.Namespace, rows: list[Row], folder: Path) -> None:
+    spy = py_spy.needed_program()
+    notes = Notes()
+    model = tiny_model(LOGS / "tiny-model")
+    loads = [SHORT, LONG]
+    if options.quick:
+        loads = [replace(each, num_streams=16, at_once=8) for each in loads]
+    known = {row["seed"] for row in rows}
+    for seed in range(1, options.rounds + 1):
+        if seed in known:
+            continue
+        notes.say(f"round {seed} of {options.rounds}")
+        rows += _rows_of_server(model, loads, seed, spy, notes)
+        results_io.write(
+            NAME,
+            {"rounds": options.rounds, "loads": [asdict(each) for each in loads]},
+            rows,
+            folder,
+            summary=summary(rows),
+        )
+
+
+def _rows_of_server(
+    model: Path, loads: Sequence[Load], seed: int, spy: str, notes: Notes
+) -> list[Row]:
+    log = LOGS / NAME / f"{seed}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    rows = []
+    arguments = (str(model), *REAL_OPTIONS, "--instances", "1")
+    with served(arguments, log=log, environment=ONE_THREAD) as url:
+        pids = _pids()
+        # What is imported and made with the first requests.
+        asyncio.run(send(url, replace(loads[0], num_streams=64)))
+        for load in loads:
+            with py_spy.recording(spy, pids, RECORDED_S) as stacks:
+                _, failed = asyncio.run(send(url, load))
+            counts = {name: seen(lines) for name, lines in stacks.items()}
+            row = {
+                **{"seed": seed, "load": load.name, "n": load.num_streams, "failed": failed},
+                **{f"{name}: explaining": each[0] for name, each in counts.items()},
+                **{f"{name}: all": each[1] for name, each in counts.items()},
+                "commit": results_io.measured_commit(),
+            }
+            notes.say(f"{load.name}: {100 * share(row):.2f} % for explanations")
+            rows.append(row)
+    return rows
+
+
+def _pids() -> dict[str, int]:
+    """The processes of the server that this process has started."""
+    titles = {
+        each.pid: " ".join(each.cmdline()) for each in psutil.Process().children(recursive=True)
+    }
+    found = {
+        name: pid
+        for name, title in PROCESSES.items()
+        for pid, shown in titles.items()
+        if title in shown
+    }
+    assert found.keys() == PROCESSES.keys(), sorted(titles.values())
+    return found
+
+
+def seen(stacks: Iterable[str]) -> tuple[int, int]:
+    """How often explaining code was seen, and any code that does not wait."""
+    num_explaining = num_all = 0
+    for line in stacks:
+        stack, _, count = line.rpartition(" ")
+        frames = stack.split(";")
+        if any(each in frames[-1] for each in IDLE):
+            continue
+        num_all += int(count)
+        num_explaining += int(count) * _is_explaining(frames)
+    return num_explaining, num_all
+
+
+def _is_explaining(frames: Sequence[str]) -> bool:
+    for frame in reversed(frames):
+        if any(each in frame for each in CODE):
+            return True
+        if any(each in frame for each in OTHER_CODE):
+            return False
+    return False
+
+
+def share(row: Row, names: Iterable[str] = tuple(PROCESSES)) -> float:
+    """The share of these processes' time that explanations take."""
+    names = tuple(names)
+    num_all = sum(row[f"{name}: all"] for name in names)
+    return sum(row[f"{name}: explaining"] for name in names) / num_all if num_all else 0.0
+
+
+def summary(rows: Sequence[Row]) -> dict[str, object]:
+    """The median share with each load, and whether the goal is reached."""
+    shares = {
+        load: Middle.of([share(row) for row in rows if row["load"] == load])
+        for load in dict.fromkeys(row["load"] for row in rows)
+    }
+    goals = [
+        Goal(
+            f"explanations, {load}", f"at most {100 * GOAL_SHARE:g} % of the processor time",
+            f"{100 * each.median:.2f} %", each.median <= GOAL_SHARE,
+        )
+        for load, each in shares.items()
+    ]  # fmt: skip
+    return {
+        **{f"{load}: share": rounded(each.median) for load, each in shares.items()},
+        "goals": [asdict(each) for each in goals],
+    }
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """The table and the goals."""
+    loads = dict.fromkeys(row["load"] for row in rows)
+    lines = []
+    for load in loads:
+        found = [row for row in rows if row["load"] == load]
+        middles = [
+            Middle.of([100 * share(row, names) for row in found])
+            for names in (*((name,) for name in PROCESSES), tuple(PROCESSES))
+        ]
+        looks = sum(row[f"{name}: all"] for row in found for name in PROCESSES)
+        lines.append([load, *(each.text(2) for each in middles), number(looks)])
+    header = ["load", *(f"{name} [%]" for name in PROCESSES), "all three [%]", "looks"]
+    num_rounds = len({row["seed"] for row in rows})
+    return "\n".join(
+        [
+            f"Share of the processor time under Python's lock, medians over {num_rounds} servers, "
+            "with 90 % intervals:",
+            "",
+            markdown_table(header, lines),
+            "",
+            goal_list(summary(rows)["goals"]),  # type: ignore[arg-type]
+        ]
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"sterna bench {NAME}",
+        description="The share of the processor time that histories, reasons and Server-Timing "
+        "take.",
+        epilog="docs/performance.md explains what is measured.",
+    )
+    add_round_options(parser, quick="few streams, as a check")
+    return parser
+
+
+if __name__ == "__main__":
+    end_like_ctrl_c()
+    sys.exit(main())
