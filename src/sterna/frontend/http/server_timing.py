@@ -12,12 +12,11 @@ is known by then.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sterna.frontend.http.request_context import current, entered
+from sterna.frontend.http.request_context import collect_engine_requests
 from sterna.frontend.requests.histories import Timing
 
 HOLD_S = 1.0
@@ -42,12 +41,10 @@ class ServerTiming:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        names: list[str] = []
         came_s = asyncio.get_running_loop().time()
-        answer = _Answer(send, lambda: self._timing_of(names, came_s))
+        answer = _Answer(send, self._timing_of, collect_engine_requests(), came_s)
         try:
-            with entered(replace(current(), engine_requests=names)):
-                await self._app(scope, receive, answer.send)
+            await self._app(scope, receive, answer.send)
         finally:
             answer.close()
 
@@ -55,9 +52,11 @@ class ServerTiming:
 class _Answer:
     """An answer whose headers wait."""
 
-    def __init__(self, send: Send, timing: Callable[[], Timing | None]) -> None:
+    def __init__(self, send: Send, timing_of: TimingOf, names: list[str], came_s: float) -> None:
         self._send = send
-        self._timing = timing
+        self._timing_of = timing_of
+        self._names = names
+        self._came_s = came_s
         self._start: Message | None = None
         self._timer: asyncio.TimerHandle | None = None
         # Sends the headers before the answer's first piece has come.
@@ -101,7 +100,7 @@ class _Answer:
         start, self._start = self._start, None
         assert start is not None
         try:
-            timing = self._timing()
+            timing = self._timing_of(self._names, self._came_s)
         except Exception:
             # An answer is worth more than its header.
             logger.exception("no Server-Timing")

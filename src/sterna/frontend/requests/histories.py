@@ -58,6 +58,8 @@ class Timing:
 
 @dataclass(slots=True, eq=False)
 class _History:
+    # By which vLLM's server asked for it.
+    name: str
     class_name: str
     arrived_s: float
     begun_s: float
@@ -75,6 +77,12 @@ class _History:
     events: list[Described] = field(default_factory=list)
     # The engine's last event that waits for its counterpart: a kind, and when it was.
     since: tuple[int, float] | None = None
+    # Seconds since its arrival, each of the first such event.
+    sent_s: float | None = None
+    scheduled_s: float | None = None
+    queue_s: float | None = None
+    first_token_s: float | None = None
+    was_lost: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -122,13 +130,16 @@ class Histories:
         # vLLM draws unique ids, unless it is told not to.
         earlier = self._live.pop(request_id, None) or self._ended.pop(request_id, None)
         if earlier is not None:
-            self._forget(request_id, earlier)
-        history = _History(class_name, arrived_s, now_s, ask.prompt_tokens, ask.demand_tokens)
+            self._forget(earlier)
+        name = client_id(request_id)
+        history = _History(name, class_name, arrived_s, now_s, ask.prompt_tokens, ask.demand_tokens)
         if goes_on:
             history.next_output = "goes on"
         self._live[request_id] = history
         self._awaited.add(request_id)
-        same = self._by_client_id.setdefault(client_id(request_id), deque(maxlen=MAX_OF_A_NAME))
+        same = self._by_client_id.get(name)
+        if same is None:
+            same = self._by_client_id[name] = deque(maxlen=MAX_OF_A_NAME)
         same.append(history)
         _enter(history, now_s, "arrived")
 
@@ -156,8 +167,10 @@ class Histories:
         (of_attempt, reason), history.reason = history.reason or (None, None), None
         # Without the scheduler the front end has chosen, whatever the scheduler said last.
         is_by_scheduler = dispatch_number > 0 and of_attempt == attempt_id
-        why = described_dispatch(reason) if is_by_scheduler and reason is not None else None
+        why = reason if is_by_scheduler else None
         event = _enter(history, now_s, "dispatched", instance=instance_id, why=why)
+        if history.sent_s is None:
+            history.sent_s = event["at_s"]
         self._note(attempt_id, history, event, now_s)
 
     def on_output(
@@ -179,6 +192,8 @@ class Histories:
             event = _enter(history, now_s, history.next_output, cached_tokens=cached_tokens)
             if history.next_output == "first token":
                 self._ttfts_s.append((now_s, event["at_s"]))
+                if history.first_token_s is None:
+                    history.first_token_s = event["at_s"]
             history.next_output = None
         self._awaited.discard(request_id)
         history.state = "running"
@@ -217,6 +232,7 @@ class Histories:
             self._awaited.add(request_id)
             history.state, history.instance_id, history.attempt_id = "waiting", None, None
             history.next_output = "goes on" if num_tokens else "first token"
+            history.was_lost = True
             event = _enter(history, now_s, "lost", output_tokens=num_tokens)
             self._note(request_id, history, event, now_s)
 
@@ -236,11 +252,11 @@ class Histories:
         event = _enter(history, now_s, state, reason=reason)
         if state == "failed":
             self._note(request_id, history, event, now_s)
-        elif state == "finished" and (tpot_s := _tpot_s(history)) is not None:
+        elif state == "finished" and (tpot_s := _tpot_s(history, event["at_s"])) is not None:
             self._tpots_s.append((now_s, tpot_s))
         self._ended[request_id] = history
         if len(self._ended) > MAX_ENDED:
-            self._forget(*self._ended.popitem(last=False))
+            self._forget(self._ended.popitem(last=False)[1])
 
     def _note(
         self, request_id: RequestId, history: _History, event: Described, now_s: float
@@ -249,13 +265,12 @@ class Histories:
         entry = _Recent(now_s, time_s, without_attempt(request_id), event)
         (self._dispatches if event["event"] == DISPATCHED else self._others).append(entry)
 
-    def _forget(self, request_id: RequestId, history: _History) -> None:
-        name = client_id(request_id)
-        same = self._by_client_id.get(name)
+    def _forget(self, history: _History) -> None:
+        same = self._by_client_id.get(history.name)
         if same is not None and history in same:
             same.remove(history)
             if not same:
-                del self._by_client_id[name]
+                del self._by_client_id[history.name]
 
     # ------------------------------------------------------------------------------- queries
 
@@ -285,7 +300,7 @@ class Histories:
                 {
                     "time_s": each.time_s,
                     "request": each.request_id,
-                    **{name: fact for name, fact in each.event.items() if name != "at_s"},
+                    **{name: fact for name, fact in _shown(each.event).items() if name != "at_s"},
                 }
                 for each in newest(entries, MAX_DECISIONS, lambda each: each.event["event"])
             ],
@@ -308,28 +323,19 @@ class Histories:
 
 
 def _timing(history: _History) -> Timing:
-    first: dict[str, Described] = {}
-    for event in history.events:
-        first.setdefault(event["event"], event)
-    sent, scheduled, token = map(first.get, ("dispatched", "scheduled", "first token"))
-    begun = scheduled or sent
-    return Timing(
-        None if sent is None else sent["at_s"],
-        None if scheduled is None else scheduled["waited_s"],
-        None if token is None or begun is None else token["at_s"] - begun["at_s"],
-        history.instance_id,
-    )
+    begun_s = history.sent_s if history.scheduled_s is None else history.scheduled_s
+    token_s = history.first_token_s
+    prefill_s = None if token_s is None or begun_s is None else token_s - begun_s
+    return Timing(history.sent_s, history.queue_s, prefill_s, history.instance_id)
 
 
-def _tpot_s(history: _History) -> float | None:
+def _tpot_s(history: _History, finished_s: float) -> float | None:
     """Of a request that has finished; None with fewer than two tokens, or if it was lost between
     them."""
-    events = {each["event"]: each["at_s"] for each in history.events}
-    if "first token" not in events or "lost" in events or (history.output_tokens or 0) < 2:
-        return None
     num_tokens = history.output_tokens or 0
-    decoding_s = float(events["finished"] - events["first token"])
-    return round(decoding_s / (num_tokens - 1), 6)
+    if history.first_token_s is None or history.was_lost or num_tokens < 2:
+        return None
+    return round((finished_s - history.first_token_s) / (num_tokens - 1), 6)
 
 
 def _enter(history: _History, now_s: float, event: str, **facts: object) -> Described:
@@ -350,13 +356,24 @@ def _enter_engines(history: _History, kind: int, at_s: float) -> Described | Non
         instance = history.instance_id
         if since is None:
             return None
-        event = "resumed" if since[0] == EventType.PREEMPTED else "scheduled"
-        _enter(history, at_s, event, instance=instance, waited_s=round(at_s - since[1], 6))
+        waited_s = round(at_s - since[1], 6)
+        if since[0] == EventType.PREEMPTED:
+            _enter(history, at_s, "resumed", instance=instance, waited_s=waited_s)
+            return None
+        event = _enter(history, at_s, "scheduled", instance=instance, waited_s=waited_s)
+        if history.scheduled_s is None:
+            history.scheduled_s, history.queue_s = event["at_s"], waited_s
         return None
     history.since = kind, at_s
     if kind == EventType.PREEMPTED:
         return _enter(history, at_s, "preempted", instance=history.instance_id)
     return None
+
+
+def _shown(event: Described) -> Described:
+    """The event as operators see it: the reason of a dispatch is described when it is looked at."""
+    why = event.get("why")
+    return {**event, "why": described_dispatch(why)} if isinstance(why, DispatchReason) else event
 
 
 def _described(request_id: RequestId, history: _History) -> Described:
@@ -369,6 +386,6 @@ def _described(request_id: RequestId, history: _History) -> Described:
         "prompt_tokens": history.prompt_tokens,
         "demand_tokens": history.demand_tokens,
         "output_tokens": history.output_tokens,
-        "events": sorted(history.events, key=lambda each: each["at_s"]),
+        "events": sorted(map(_shown, history.events), key=lambda each: each["at_s"]),
         "events_dropped": history.num_dropped,
     }
