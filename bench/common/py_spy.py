@@ -10,7 +10,7 @@ from pathlib import Path
 from sterna.errors import ConfigurationError
 
 RATE = 250
-"""Looks a second."""
+"""Samples a second."""
 
 
 def program() -> str | None:
@@ -35,8 +35,10 @@ def recording(spy: str, pids: Mapping[str, int], duration_s: int) -> Iterator[di
     """Record the stacks of these processes that hold the interpreter's lock.
 
     Yields a dictionary that has, after the context and not before `duration_s`, the lines of each
-    process: its frames from the outermost on, separated by semicolons, and how often they were
-    seen. A process that could not be recorded has no lines.
+    process: its frames from the outermost on, separated by semicolons, and the number of samples.
+
+    Raises:
+        ConfigurationError: a process could not be recorded; the message has py-spy's own words.
     """
     found: dict[str, list[str]] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -49,17 +51,19 @@ def recording(spy: str, pids: Mapping[str, int], duration_s: int) -> Iterator[di
                     *("--output", str(paths[name])),
                 ],
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
             )
             for name, pid in pids.items()
         ]
         try:
             yield found
-            for each in spying:
-                each.wait()
+            said = [each.communicate()[1] for each in spying]
         finally:
             for each in spying:
                 each.kill()
                 each.wait()
-        for name, path in paths.items():
-            found[name] = path.read_text().splitlines() if path.is_file() else []
+        for (name, path), words in zip(paths.items(), said, strict=True):
+            if not path.is_file():
+                raise ConfigurationError(f"py-spy has not recorded the {name}: {words.strip()}")
+            found[name] = path.read_text().splitlines()

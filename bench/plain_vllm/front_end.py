@@ -38,6 +38,7 @@ from bench.serving.measured import LOGS, Notes
 from bench.serving.served import served
 from sterna.engine.emulated.durations import StepTime
 from sterna.engine.emulated.profiles import profile
+from sterna.errors import ConfigurationError
 
 NAME = "front_end"
 
@@ -148,7 +149,7 @@ def _real_rows(side: str, model: Path, loads: Sequence[Load], seed: int, notes: 
             row = {"side": side, "seed": seed, **_loaded(url, load, processes, notes)}
             rows.append(row)
         if seed == 1 and (spy := py_spy.program()) is not None:
-            rows[-1]["profile"] = _profiled(url, loads[-1], processes[0], spy)
+            rows[-1]["profile"] = _profiled(url, loads[-1], processes[0], spy, notes)
     return rows
 
 
@@ -249,11 +250,17 @@ async def send(url: str, load: Load) -> tuple[float, int]:
         return clock() - begun_s, answered.count(False)
 
 
-def _profiled(url: str, load: Load, process: psutil.Process, spy: str) -> dict[str, float]:
-    """The shares of the front end's code during the load, by py-spy."""
-    with py_spy.recording(spy, {STERNA: process.pid}, PROFILE_S) as stacks:
-        asyncio.run(send(url, load))
-    return report.shares(stacks[STERNA])
+def _profiled(
+    url: str, load: Load, process: psutil.Process, spy: str, notes: Notes
+) -> dict[str, float]:
+    """The shares of the front end's code during the load, by py-spy; empty without its leave."""
+    try:
+        with py_spy.recording(spy, {"front end": process.pid}, PROFILE_S) as stacks:
+            asyncio.run(send(url, load))
+    except ConfigurationError as error:
+        notes.say(str(error))
+        return {}
+    return report.shares(stacks["front end"])
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -292,7 +292,7 @@ class FrontendStreams:
     def _on_over(self, served: Served) -> None:
         self.pacing.on_left(served.stream_id, served.serial)
         served.is_over = True
-        served.horizon.on_over(len(served.log.events))
+        served.horizon.on_over(len(served.log.events), has_broken_off=False)
         self._logs.on_finished(served.stream_id, self._host.now_s)
         self.pacing.over(served.stream_id, self._host.now_s)
         self.flush()
@@ -377,7 +377,7 @@ class FrontendStreams:
 
     def _take_over(self, record: Record) -> None:
         stream_id, now_s = record.head.stream_id, self._host.now_s
-        log = self._logs.open(stream_id, OWNER, len(record.ends))
+        log = self._logs.open(stream_id, OWNER, self._frontend_id)
         if log is None:
             raise Violation(f"{self._host.name} takes {stream_id} over and has it already")
         self._world.counts["stream taken over"] += 1

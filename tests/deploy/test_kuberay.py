@@ -1,6 +1,7 @@
 """The RayCluster for KubeRay: its pods by Kubernetes's schemas, its commands by running them."""
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ from bench.serving.ports import free_port
 from sterna.cli.operate.admin_commands import ask
 from tests.addresses import own_address
 from tests.serve.nodes import NODE_TIMEOUT_S, Node, spread_environment, spread_server, states
-from tests.serve.server import until
+from tests.serve.server import HANG_TIMEOUT_S, until
 
 MANIFEST = Path(__file__).parents[2] / "deploy" / "kuberay" / "raycluster.yaml"
-CLUSTER: dict[str, Any] = yaml.safe_load(MANIFEST.read_text())
+CLUSTER: dict[str, Any]
+CLUSTER, SERVICE = yaml.safe_load_all(MANIFEST.read_text())
 HEAD = CLUSTER["spec"]["headGroupSpec"]
 (WORKERS,) = CLUSTER["spec"]["workerGroupSpecs"]
 
@@ -40,6 +42,19 @@ def test_it_has_what_a_ray_cluster_needs_and_nothing_unknown() -> None:
     assert WORKERS.keys() == {
         *("groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template")
     }
+    # KubeRay finds its own service by this label, and releases before 1.2 let pods change it.
+    for group in (HEAD, WORKERS):
+        assert "app.kubernetes.io/name" not in group["template"]["metadata"]["labels"]
+
+
+@pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
+def test_the_service_follows_the_schema_and_finds_the_head(version: str) -> None:
+    kubernetes_validate.validate(SERVICE, version, strict=True)
+    # The labels that KubeRay gives its pods.
+    selector = {"ray.io/cluster": CLUSTER["metadata"]["name"], "ray.io/node-type": "head"}
+    assert SERVICE["spec"]["selector"] == selector
+    (port,) = SERVICE["spec"]["ports"]
+    assert port["targetPort"] in {each["name"] for each in container_of(HEAD)["ports"]}
 
 
 @pytest.mark.parametrize("version", KUBERNETES_VERSIONS)
@@ -110,6 +125,9 @@ def test_a_worker_that_runs_its_command_gets_an_instance() -> None:
     container = container_of(WORKERS)
     command = [*container["command"][2:], *container["args"]]
     with spread_server(head, joined_at, lease_s=20.0) as server:
+        # What KubeRay has each worker wait for, with the worker's variables.
+        wait = ["ray", "health-check", "--address", joined_at]
+        subprocess.run(wait, env={**os.environ, **worker}, check=True, timeout=HANG_TIMEOUT_S)
         ask(server.url, "POST", "/admin/start", None, {"instances": 1})
         until(lambda: states(server) == {"i0": "running", "i1": "pending"}, "no place")
         node = Node(joined_at, worker, host, command=command)

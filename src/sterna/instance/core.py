@@ -523,9 +523,9 @@ class InstanceCore:
                     addressed.append(effect)
         return addressed
 
-    def _report(self, scheduler: str, told: Report) -> list[ToMailbox]:
+    def _report(self, scheduler: str, due: Report) -> list[ToMailbox]:
         report = LoadReport(
-            told.load,
+            due.load,
             num_committed=self._num_committed,
             num_aborted=self._num_aborted,
             listed_in=self._listed_in,
@@ -533,7 +533,7 @@ class InstanceCore:
             num_prefix_hits=self._num_prefix_hits,
             migrations=tuple(self._unreported),
             num_sent_bytes=self._num_sent_bytes,
-            usage_by_priority=told.usage_by_priority,
+            usage_by_priority=due.usage_by_priority,
         )
         self._unreported.clear()
         cached = None if self._cache is None else self._cache.next_report(self._listed_in)

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sterna.frontend.resumable.event_log import EventId, EventLog, EventLogs, event_id_of, last_id
+from sterna.types import FrontendId
 
 ME, SOMEBODY = b"me", b"somebody"
 
@@ -174,14 +175,14 @@ def test_the_last_id_is_that_of_the_last_event() -> None:
 
 
 def test_the_ids_of_a_stream_that_was_taken_over_say_so() -> None:
-    log = EventLog(ME, num_takeovers=2)
+    log = EventLog(ME, FrontendId(2))
     log.feed(b"data: 1\n\ndata: 2\n\n")
     assert log.events == [b"id: 1-2\ndata: 1\n\n", b"id: 2-2\ndata: 2\n\n"]
 
 
-@given(st.integers(0, 10**18 - 1), st.integers(0, 10**9 - 1))
-def test_an_id_is_read_as_it_was_written(number: int, num_takeovers: int) -> None:
-    event_id = EventId(number, num_takeovers)
+@given(st.integers(0, 10**18 - 1), st.none() | st.integers(0, 10**9 - 1).map(FrontendId))
+def test_an_id_is_read_as_it_was_written(number: int, sender: FrontendId | None) -> None:
+    event_id = EventId(number, sender)
     assert event_id_of(str(event_id)) == event_id
 
 

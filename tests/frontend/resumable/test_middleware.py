@@ -190,7 +190,7 @@ def test_an_event_that_never_was_is_a_bad_request(last: str) -> None:
         client = Client(server, {}, x_request_id="tern", last_event_id=last)
         await client.task
         assert client.status == 400
-        assert "Last-Event-ID must be the id of an event, up to 1" in client.content.decode()
+        assert "Last-Event-ID must be 0 or the id of an event, up to 1" in client.content.decode()
 
     played(scenario)
 

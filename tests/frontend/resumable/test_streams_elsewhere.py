@@ -101,7 +101,7 @@ def test_a_bad_number_is_refused_as_by_the_front_end_itself(last: str) -> None:
         client = Client(cluster[2], last)
         await client.task
         assert client.status == 400
-        assert "Last-Event-ID must be the id of an event, up to " in client.content.decode()
+        assert "Last-Event-ID must be 0 or the id of an event, up to " in client.content.decode()
 
     played(scenario)
 

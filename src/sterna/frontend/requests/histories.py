@@ -58,7 +58,7 @@ class Timing:
 
 @dataclass(slots=True, eq=False)
 class _History:
-    # By which vLLM's server asked for it.
+    # The id by which vLLM's server asked for it.
     name: str
     class_name: str
     arrived_s: float

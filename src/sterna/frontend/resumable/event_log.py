@@ -1,13 +1,16 @@
 """Event logs: the events of streams, kept for clients that come back. Pure.
 
 A stream's events are numbered from 1, and each contains its id (`id:`, server-sent events): its
-number, and how often the stream had been taken over when it was sent. A log is kept while it grows
-and for a window afterwards. A log whose clients are all gone grows for the window, and is given up
-then. If all logs together take too much memory, those without followers are given up first.
+number, and the front end that sent it, if that had taken the stream over. A log is kept while it
+grows and for a window afterwards. A log whose clients are all gone grows for the window, and is
+given up then. If all logs together take too much memory, those without followers are given up
+first.
 """
 
 import re
 from dataclasses import dataclass, field
+
+from sterna.types import FrontendId
 
 SEPARATOR = b"\n\n"
 """Between two events."""
@@ -21,24 +24,26 @@ _PARTS = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,9}))?")
 
 @dataclass(frozen=True, slots=True)
 class EventId:
-    """The id of an event, as text `13`, or `13-1` after one takeover.
+    """The id of an event: as text `13`, or `13-4` if front end 4 had taken the stream over.
 
     Attributes:
         number: from 1 on; 0 of a client that has no event.
-        num_takeovers: how often the stream had been taken over when this event was sent.
+        sender: the front end that sent the event; None: the one where the stream began.
     """
 
     number: int
-    num_takeovers: int = 0
+    sender: FrontendId | None = None
 
     def __str__(self) -> str:
-        return f"{self.number}-{self.num_takeovers}" if self.num_takeovers else str(self.number)
+        return str(self.number) if self.sender is None else f"{self.number}-{self.sender}"
 
 
 def event_id_of(text: str) -> EventId | None:
     """Return the id that a client gives; None if it is none."""
     parts = _PARTS.fullmatch(text)
-    return None if parts is None else EventId(int(parts[1]), int(parts[2] or 0))
+    if parts is None:
+        return None
+    return EventId(int(parts[1]), None if parts[2] is None else FrontendId(int(parts[2])))
 
 
 def last_id(events: bytes) -> str | None:
@@ -55,7 +60,7 @@ class EventLog:
 
     Attributes:
         owner: the credentials of the client that began it; no other client may resume it.
-        num_takeovers: see `EventId`.
+        sender: see `EventId`.
         events: complete, with their ids; the first one is number 1.
         num_bytes: size of the events.
         num_comments: number of comments among the events. They show only that the server lives, and
@@ -67,7 +72,7 @@ class EventLog:
     """
 
     owner: bytes
-    num_takeovers: int = 0
+    sender: FrontendId | None = None
     events: list[bytes] = field(default_factory=list)
     num_bytes: int = 0
     num_comments: int = 0
@@ -84,7 +89,7 @@ class EventLog:
             if event.startswith(b":"):
                 self.num_comments += 1
             elif event.strip():
-                own_id = EventId(len(self.events) + 1, self.num_takeovers)
+                own_id = EventId(len(self.events) + 1, self.sender)
                 numbered = b"id: %s\n%s%s" % (str(own_id).encode(), event, SEPARATOR)
                 self.events.append(numbered)
                 self.num_bytes += len(numbered)
@@ -110,11 +115,17 @@ class EventLogs:
         """Size of all events that are kept."""
         return self._num_bytes
 
-    def open(self, request_id: str, owner: bytes, num_takeovers: int = 0) -> EventLog | None:
-        """Begin the log of a stream; None if one of that id is kept already."""
+    def open(
+        self, request_id: str, owner: bytes, sender: FrontendId | None = None
+    ) -> EventLog | None:
+        """Begin the log of a stream; None if one of that id is kept already.
+
+        Args:
+            sender: see `EventId`.
+        """
         if request_id in self._logs:
             return None
-        log = self._logs[request_id] = EventLog(owner, num_takeovers)
+        log = self._logs[request_id] = EventLog(owner, sender)
         return log
 
     def find(self, request_id: str) -> EventLog | None:

@@ -1,6 +1,6 @@
 """Resumable streams: a client may lose its connection and read the rest (`--resumable-streams`).
 
-An ASGI application around vLLM's. Each event of a streamed answer contains its number. A client
+An ASGI application around vLLM's. Each event of a streamed answer contains its id. A client
 whose connection broke sends its request again, with the `X-Request-Id` of the answer and the
 `Last-Event-ID` that it has, and gets the rest, as far as it exists and as it is generated. The
 answer is generated as if the client had never gone; after `window_s` without a client it is given
@@ -188,18 +188,20 @@ class ResumableStreams:
                     self._give_up(other)
             answer.notify()
 
+        has_broken_off = False
         try:
             with entered(context):
                 await self._app(scope, answer.receive(body), send)
         except Exception:
+            has_broken_off = True
             logger.exception("stream broke off request=%s", answer.request_id)
         finally:
-            self._on_over(answer)
+            self._on_over(answer, has_broken_off=has_broken_off)
 
-    def _on_over(self, answer: Answer) -> None:
+    def _on_over(self, answer: Answer, *, has_broken_off: bool) -> None:
         answer.is_over = True
         answer.on_begun()
-        answer.resume_validity.on_over(len(answer.log.events))
+        answer.resume_validity.on_over(len(answer.log.events), has_broken_off=has_broken_off)
         self._end_turn(answer)
         # Another stream may have its id by now.
         if self._answers.get(answer.request_id) is answer:
@@ -255,14 +257,16 @@ class ResumableStreams:
         if validity is Validity.VALID or validity is None:
             return
         if known is not None and validity is Validity.LOST:
+            num_sure = answer.resume_validity.num_sure(known)
+            which = "its events" if num_sure is None else f"its events after number {num_sure}"
             text = (
-                f"the front end of this stream died, and its events after number "
-                f"{answer.resume_validity.num_sure(known)} are lost; send the request as a new one"
+                f"the front end of this stream died, and {which} are lost; send the request as a "
+                "new one"
             )
             await error_response(HTTPStatus.NOT_FOUND, text)(scope, receive, send)
             return
-        newest = EventId(len(answer.log.events), answer.log.num_takeovers)
-        text = f"{LAST_EVENT_ID} must be the id of an event, up to {newest}, not {last[:50]!r}"
+        newest = EventId(len(answer.log.events), answer.log.sender)
+        text = f"{LAST_EVENT_ID} must be 0 or the id of an event, up to {newest}, not {last[:50]!r}"
         await error_response(HTTPStatus.BAD_REQUEST, text)(scope, receive, send)
 
     @asynccontextmanager
@@ -285,7 +289,7 @@ class ResumableStreams:
         """See `KeptStreams`."""
         assert self._exchange is not None
         head = record.head
-        log = self._logs.open(head.stream_id, head.owner, len(record.ends))
+        log = self._logs.open(head.stream_id, head.owner, record.ends[-1][0])
         if log is None:
             return False
         answer = self._answers[head.stream_id] = Answer(head.stream_id, log, head.created_s, record)

@@ -63,7 +63,7 @@ class PacedStream:
         is_behind: outputs of the record that was taken over are still to be handed out, or have not
             become events yet.
         num_replayed: of these outputs, those that have been handed out, or are not needed.
-        ends_ahead: the ends of the record (`Record.ends`), in order, that have not become events.
+        ends_ahead: numbers of groups of `Record.ends`, in order, that have not become events yet.
     """
 
     record: Record

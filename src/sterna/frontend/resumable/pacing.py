@@ -17,7 +17,7 @@ follow after them.
 Without a buddy nothing waits; a new buddy gets all records. Streams do not wait for a slow buddy
 (`replica_link`), since they must not stop because another front end does. If this front end dies in
 that time, the events that clients have and the buddy has not are lost; `CaughtUp` shows the
-successor where its record ends.
+successor where each record of a takeover ends.
 
 **Order within vLLM's server.** Of all engine requests of a stream (several prompts or choices),
 vLLM's code has one output at a time. An engine request *asks* when vLLM's code waits for its next
@@ -63,7 +63,7 @@ class CaughtUp:
     stream then did not know the later ones.
 
     Attributes:
-        num_groups: of that record, one of `Record.ends`.
+        num_groups: of that record, as in one of `Record.ends`.
     """
 
     stream_id: str
@@ -160,7 +160,7 @@ class Pacing:
     def take_over(self, record: Record, now_s: float) -> None:
         """A stream whose front end died goes on here."""
         stream = PacedStream(record, self._next_serial, is_replaying=True, is_behind=True)
-        stream.ends_ahead = sorted(set(record.ends))
+        stream.ends_ahead = sorted({num_groups for _, num_groups in record.ends})
         stream.waiting.extend(
             Waiting(group.slot, payload, 0, is_old=True)
             for group, payload in zip(record.groups, record.payloads, strict=True)

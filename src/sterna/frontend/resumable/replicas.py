@@ -50,8 +50,8 @@ class Record:
     Attributes:
         payloads: one for each group.
         is_over: its answer has ended.
-        ends: the number of groups in the record at each takeover, in order. What a front end had
-            sent beyond its end died with it.
+        ends: each takeover, in order: the front end that took the stream over, and the number of
+            groups in the record then. What the one before had sent beyond these died with it.
         num_bytes: approximate memory.
     """
 
@@ -60,7 +60,7 @@ class Record:
     groups: list[Group] = field(default_factory=list)
     payloads: list[bytes] = field(default_factory=list)
     is_over: bool = False
-    ends: tuple[int, ...] = ()
+    ends: tuple[tuple[FrontendId, int], ...] = ()
     num_bytes: int = 0
 
     def __post_init__(self) -> None:
@@ -94,7 +94,7 @@ def record_of(
     frames: list[bytes],
     *,
     is_over: bool,
-    ends: tuple[int, ...] = (),
+    ends: tuple[tuple[FrontendId, int], ...] = (),
 ) -> Record:
     """Return the record of a KeepStream message.
 
@@ -186,7 +186,7 @@ class Replicas:
         self._dead.update(dead)
         left = [record for each in dead for record in self._records.pop(each, {}).values()]
         for record in left:
-            record.ends = (*record.ends, len(record.groups))
+            record.ends = (*record.ends, (self._frontend_id, len(record.groups)))
         return left
 
     def holder(self, stream_id: str, owner: bytes) -> FrontendId | None:
