@@ -123,10 +123,13 @@ def _last_line(log: int) -> str:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Let the server end by itself, else kill it; its child processes end with it."""
+    """Let the server end by itself, else kill it, and kill what it leaves of its process group: a
+    `vllm serve` that is still starting leaves its workers."""
     process.send_signal(signal.SIGTERM)
     try:
         process.wait(END_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)

@@ -2,7 +2,9 @@
 
 import asyncio
 import socketserver
+import sys
 import threading
+import urllib.request
 from pathlib import Path
 
 import psutil
@@ -16,6 +18,7 @@ from sterna.errors import ConfigurationError
 from sterna.metrics.summary import summarize_classes
 from sterna.types import HIGH
 from sterna.workload.catalog import Workload, build_trace
+from tests.serve.server import has_ended, until
 
 PROFILE = """
 name: small
@@ -105,3 +108,26 @@ def _words(process: psutil.Process) -> list[str]:
         return process.cmdline()
     except psutil.Error:
         return []
+
+
+LEAVES_A_CHILD = """
+import http.server, subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(str(child.pid).encode())
+
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[-1])), Handler).serve_forever()
+"""
+
+
+def test_what_a_server_leaves_behind_is_killed() -> None:
+    with (
+        served([], program=[sys.executable, "-c", LEAVES_A_CHILD]) as url,
+        urllib.request.urlopen(f"{url}/health") as answer,
+    ):
+        child = psutil.Process(int(answer.read()))
+    until(lambda: has_ended(child), "the child has ended")
