@@ -10,9 +10,9 @@ import yaml
 from helm_python.errors import HelmValuesError
 
 from sterna.cli.serve.serve_options import TABLES
+from tests.deploy.kubernetes_versions import KUBERNETES_VERSIONS
 
 CHART = Path(__file__).parents[2] / "deploy" / "helm" / "sterna"
-KUBERNETES_VERSIONS = ("1.30", "1.34")
 
 QWEN = {
     **{"name": "qwen", "repository": "sterna", "tag": "cuda", "modelURL": "Qwen/Qwen3-8B"},

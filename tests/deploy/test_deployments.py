@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from sterna.cli.serve.serve_options import TABLES
+from tests.deploy.kubernetes_versions import KUBERNETES_VERSIONS
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -20,8 +21,6 @@ MANIFESTS = [
     for path in sorted((DEPLOY / "kubernetes").glob("*.yaml"))
     for manifest in yaml.safe_load_all(path.read_text())
 ]
-
-KUBERNETES_VERSIONS = ("1.30", "1.34")
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import yaml
 from bench.serving.ports import free_port
 from sterna.cli.operate.admin_commands import ask
 from tests.addresses import own_address
+from tests.deploy.kubernetes_versions import KUBERNETES_VERSIONS
 from tests.serve.nodes import NODE_TIMEOUT_S, Node, spread_environment, spread_server, states
 from tests.serve.server import HANG_TIMEOUT_S, until
 
@@ -24,8 +25,6 @@ HEAD = CLUSTER["spec"]["headGroupSpec"]
 
 KUBERAYS_PORT = "6379"
 """At which it lets the workers join, unless the head's `rayStartParams` have another `port`."""
-
-KUBERNETES_VERSIONS = ("1.30", "1.34")
 
 
 def container_of(group: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What is kept of streams, for how long, and for whom."""
+"""Event logs: the events that are kept, their ids, for which time and which owner."""
 
 import pytest
 from hypothesis import given

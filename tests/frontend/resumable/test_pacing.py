@@ -1,4 +1,4 @@
-"""When outputs of a replicated stream are handed on, step by step."""
+"""Pacing: the outputs of a replicated stream, and the moment at which each is handed on."""
 
 import pytest
 

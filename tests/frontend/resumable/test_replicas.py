@@ -1,4 +1,4 @@
-"""Who keeps the replicas of a front end's streams, and which of them are taken over."""
+"""Replicas: the front end that keeps those of another one, and the streams that it takes over."""
 
 import pytest
 

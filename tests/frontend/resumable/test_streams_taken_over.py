@@ -130,18 +130,24 @@ def test_a_front_end_that_has_denied_a_stream_may_have_it_when_others_have_died(
     played(scenario)
 
 
+async def lost_beyond_its_record(cluster: Cluster) -> Client:
+    """A client with three events of a front end that has died, and whose buddy had none of them."""
+    cluster.is_cut = lambda message: isinstance(message, ExtendStreams | ReplicasKept)
+    client = Client(cluster[0])
+    while len(client.events) < 3:
+        cluster.bring()
+        # Until the front end waits for it no longer.
+        await asyncio.sleep(0.01)
+    cluster.is_cut = lambda _: False
+    cluster.kill(0)
+    cluster.announce()
+    return client
+
+
 def test_what_a_dead_front_end_told_and_its_successor_does_not_know_is_not_made_up() -> None:
     async def scenario() -> None:
         cluster = Cluster()
-        cluster.is_cut = lambda message: isinstance(message, ExtendStreams | ReplicasKept)
-        client = Client(cluster[0])
-        while len(client.events) < 3:
-            cluster.bring()
-            # Until the front end waits for it no longer.
-            await asyncio.sleep(0.01)
-        cluster.is_cut = lambda _: False
-        cluster.kill(0)
-        cluster.announce()
+        await lost_beyond_its_record(cluster)
         back = Client(cluster[1], 3)
         await until_over(cluster, back)
         assert back.status == 404
@@ -162,15 +168,7 @@ def test_what_is_lost_stays_lost_when_the_successor_dies_too() -> None:
 
     async def scenario() -> None:
         cluster = Cluster()
-        cluster.is_cut = lambda message: isinstance(message, ExtendStreams | ReplicasKept)
-        client = Client(cluster[0])
-        while len(client.events) < 3:
-            cluster.bring()
-            # Until the front end waits for it no longer.
-            await asyncio.sleep(0.01)
-        cluster.is_cut = lambda _: False
-        cluster.kill(0)
-        cluster.announce()
+        client = await lost_beyond_its_record(cluster)
         fresh = Client(cluster[1], 0)
         while len(fresh.events) < 6:
             cluster.bring()
