@@ -40,8 +40,8 @@ PAGE = results_io.ROOT / "docs" / "performance.md"
 CODE = (
     "sterna/frontend/requests/histories.py",
     "sterna/scheduler/explanation.py",
-    # Of each output; the metrics of preemptions use it, too.
-    "annotations_of (sterna/engine/payload_parts.py",
+    # Looks at each output; the metrics of preemptions need it, too.
+    "_note (sterna/frontend/vllm_server/router.py",
 )
 """The code that exists for explanations alone, with all that it calls."""
 
@@ -49,8 +49,7 @@ AROUND = "sterna/frontend/http/server_timing.py"
 """The middleware around the application; what it calls counts only in `HELPERS`."""
 
 HELPERS = (
-    *("starlette/datastructures.py", "asyncio/events.py", "asyncio/base_events.py"),
-    "sterna/frontend/http/request_context.py",
+    *("asyncio/events.py", "asyncio/base_events.py", "sterna/frontend/http/request_context.py"),
 )
 
 PROCESSES: Mapping[str, str] = {"front end": "_FrontendActor", "scheduler": "_SchedulerActor"}

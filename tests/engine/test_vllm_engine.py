@@ -13,6 +13,7 @@ import pytest
 
 from sterna.config import TransportConfig
 from sterna.engine.drains import Left, Outgrown
+from sterna.engine.payload_parts import annotations_of
 from sterna.messages.actors import TokenSpan
 from sterna.migration.messages import (
     Adopt,
@@ -94,6 +95,8 @@ class Listener:
     def on_outputs(
         self, frontend_id: FrontendId, spans: tuple[TokenSpan, ...], payloads: list[bytes]
     ) -> None:
+        for span, payload in zip(spans, payloads, strict=True):
+            assert span.has_events == bool(annotations_of(payload).events)
         self.news += [f"{each.request_id} says something" for each in spans]
         self.outputs += [(frontend_id, *each) for each in zip(spans, payloads, strict=True)]
 

@@ -322,8 +322,6 @@ def test_the_events_of_an_engine_are_read_with_the_time_since():
 
 
 def test_most_outputs_have_no_annotations():
-    assert annotations_of(annotated()) is None
-    named = EngineCoreOutput("timestamp", [17])
-    blob = payload.encode_outputs(EngineCoreOutputs(outputs=[named], timestamp=100.0))
-    assert annotations_of(blob) is None
-    assert annotations_of(payload.encode_outputs(outputs_with_logprobs(500))) is None
+    nothing = Annotations((), None)
+    assert annotations_of(annotated()) == nothing
+    assert annotations_of(payload.encode_outputs(outputs_with_logprobs(500))) == nothing

@@ -100,27 +100,17 @@ class Annotations(msgspec.Struct, frozen=True):
     cached_tokens: int | None
 
 
-_EVENT_FIELD = b"timestamp"
-"""The name of a field of every event. Most outputs have no events, and to look for this takes a
-fraction of the time of decoding."""
-
-
-def annotations_of(payload: bytes) -> Annotations | None:
-    """Return the annotations of a TokenBatch's payload, which holds one output; None if it has no
-    events, as most.
+def annotations_of(payload: Buffer) -> Annotations:
+    """Return the annotations of a TokenBatch's payload, which holds one output.
 
     Raises:
         msgspec.DecodeError: the payload is damaged.
     """
-    if _EVENT_FIELD not in payload:
-        return None
     outputs = msgspec.msgpack.decode(unpack_frames(payload)[0], type=_AnnotatedOutputs)
-    for output in outputs.outputs:
-        stats = output.prefill_stats
-        if output.events:
-            events = [(e.type, outputs.timestamp - e.timestamp) for e in output.events]
-            return Annotations(tuple(events), None if stats is None else stats.num_cached_tokens)
-    return None
+    (output,) = outputs.outputs
+    stats = output.prefill_stats
+    events = [(each.type, outputs.timestamp - each.timestamp) for each in output.events or ()]
+    return Annotations(tuple(events), None if stats is None else stats.num_cached_tokens)
 
 
 class _Output(msgspec.Struct, array_like=True):

@@ -125,12 +125,14 @@ class TokenSpan(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         first_index: index of the first token in the request's output, from 0.
         num_tokens: number of tokens; 0 for an output that only ends the request.
+        has_events: the output says when the engine queued, scheduled or preempted the request.
     """
 
     request_id: RequestId
     first_index: int
     num_tokens: int
     is_finished: bool
+    has_events: bool = False
 
 
 class TokenBatch(msgspec.Struct, frozen=True, tag=True):

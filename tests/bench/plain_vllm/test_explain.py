@@ -13,10 +13,10 @@ def test_a_sample_counts_within_explaining_code_and_in_the_middleware_itself() -
     stacks = [
         f"{TIMING};{ROUTER};{HISTORIES};client_id (sterna/frontend/requests/request_ids.py:3) 2",
         f"{TIMING} 1",
-        f"{TIMING};append (starlette/datastructures.py:600) 3",
+        f"{TIMING};call_later (asyncio/base_events.py:600) 3",
         # The middleware is around all of the application.
         f"{TIMING};app (fastapi/routing.py:1) 5",
-        f"{TIMING};{ROUTER};append (starlette/datastructures.py:600) 2",
+        f"{TIMING};{ROUTER};call_later (asyncio/base_events.py:600) 2",
         "run (threading.py:9);Condition.wait (threading.py:3) 100",
     ]
     assert explain.seen(stacks) == (6, 13)

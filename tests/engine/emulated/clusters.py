@@ -19,7 +19,7 @@ from sterna.engine.emulated.config import EmulatedEngineConfig
 from sterna.engine.emulated.durations import CopyTime, StepTime
 from sterna.engine.emulated.emulated_engine import EmulatedEngine, EmulatedOptions
 from sterna.engine.emulated.tokens import Vocabulary, stream_key, token_at
-from sterna.engine.payload_parts import EventType
+from sterna.engine.payload_parts import EventType, annotations_of
 from sterna.frontend.requests.token_streams import TokenStreams
 from sterna.instance.shell import Instance as RunningInstance
 from sterna.messages.actors import (
@@ -278,6 +278,8 @@ class EmulatedCluster:
 
     def _take(self, spans: Sequence[Any], frames: Sequence[bytes]) -> None:
         now_s = asyncio.get_running_loop().time()
+        for span, payload in zip(spans, frames, strict=True):
+            assert span.has_events == bool(annotations_of(payload).events)
         for delivery in self._streams.on_batch(spans, frames, now_s).deliveries:
             assert delivery.num_repeated == 0, "an emulated engine says nothing twice"
             outputs = msgspec.msgpack.decode(delivery.payload, type=engine_messages.Outputs)

@@ -53,8 +53,9 @@ def events_of(histories: Histories, name: str = TERN) -> list[dict[str, object]]
 
 def test_the_whole_life_of_a_request(histories: Histories) -> None:
     waited = Annotations(((QUEUED, 0.35), (SCHEDULED, 0.05)), 512)
-    histories.on_output(TERN, waited, 10.8)
-    histories.on_output(TERN, None, 10.9)
+    histories.on_engine_events(TERN, waited, 10.8)
+    histories.on_output(TERN, 10.8)
+    histories.on_output(TERN, 10.9)
     histories.on_move_ended(MoveEnded(I1, TERN, I3, "no_memory", 1, 0.0, SHORT), 11.0)
     histories.on_move_ended(MoveEnded(I1, TERN, I3, COMMITTED, 2, 0.006, SHORT), 12.0)
     histories.on_last_token(TERN, 120)
@@ -94,8 +95,10 @@ def test_the_whole_life_of_a_request(histories: Histories) -> None:
 
 
 def test_a_preemption_ends_when_the_request_is_scheduled_again(histories: Histories) -> None:
-    histories.on_output(TERN, Annotations(((QUEUED, 0.1), (SCHEDULED, 0.05)), 0), 11.0)
-    histories.on_output(TERN, Annotations(((PREEMPTED, 1.5), (SCHEDULED, 0.5)), 0), 13.0)
+    histories.on_engine_events(TERN, Annotations(((QUEUED, 0.1), (SCHEDULED, 0.05)), 0), 11.0)
+    histories.on_output(TERN, 11.0)
+    histories.on_engine_events(TERN, Annotations(((PREEMPTED, 1.5), (SCHEDULED, 0.5)), 0), 13.0)
+    histories.on_output(TERN, 13.0)
     assert [(each["event"], each["at_s"]) for each in events_of(histories)[-2:]] == [
         ("preempted", 1.5),
         ("resumed", 2.5),
@@ -124,18 +127,18 @@ def test_another_attempt_belongs_to_the_same_history(histories: Histories) -> No
 
 
 def test_the_first_output_behind_the_lost_ones_is_an_event(histories: Histories) -> None:
-    histories.on_output(TERN, None, 10.5)
+    histories.on_output(TERN, 10.5)
     histories.on_sent_again(TERN, 40, 11.0)
     histories.on_sent(AGAIN, I3, 18, 11.2)
     for now_s in (11.5, 11.6):
-        histories.on_output(TERN, None, now_s)
+        histories.on_output(TERN, now_s)
     kinds = [each["event"] for each in events_of(histories)]
     assert kinds[-4:] == ["first token", "lost", "dispatched", "goes on"]
 
 
 def test_a_request_that_was_lost_before_its_first_token_has_it_later(histories: Histories) -> None:
     histories.on_sent_again(TERN, 0, 11.0)
-    histories.on_output(TERN, None, 11.5)
+    histories.on_output(TERN, 11.5)
     assert [each["event"] for each in events_of(histories)[-2:]] == ["lost", "first token"]
 
 
@@ -144,8 +147,10 @@ def test_what_an_earlier_attempt_says_late_does_not_count(histories: Histories) 
     histories.on_sent(AGAIN, I1, 18, 11.2)
     histories.on_move_ended(MoveEnded(I1, TERN, I3, COMMITTED, 2, 0.006), 11.3)
     histories.on_last_token(TERN, 7)
+    histories.on_engine_events(TERN, Annotations(((PREEMPTED, 0.1),), 0), 11.4)
     (found,) = histories.described(TERN)
     assert (found["instance"], found["output_tokens"]) == (I1, None)
+    assert found["events"][-1]["event"] == "moved"
 
 
 def test_a_move_of_which_is_heard_after_the_end_is_kept(histories: Histories) -> None:
@@ -185,7 +190,7 @@ def test_what_is_unknown_is_no_event(histories: Histories) -> None:
     gull = RequestId("cmpl-gull-0-9f86d081")
     histories.on_held([gull], 0.0, 10.0)
     histories.on_sent(gull, I1, 1, 10.0)
-    histories.on_output(gull, None, 10.0)
+    histories.on_output(gull, 10.0)
     histories.on_move_ended(MoveEnded(I1, gull, I3, COMMITTED, 1, 0.0), 10.0)
     histories.on_sent_again(gull, 1, 10.0)
     histories.on_last_token(gull, 1)
@@ -225,7 +230,8 @@ def test_where_the_time_until_the_first_token_went(histories: Histories) -> None
     name = "cmpl-tern-0"
     assert histories.timing([name], 0.0) == Timing(0.4, None, None, I1)
     waited = Annotations(((QUEUED, 0.35), (SCHEDULED, 0.05)), 512)
-    histories.on_output(TERN, waited, 10.8)
+    histories.on_engine_events(TERN, waited, 10.8)
+    histories.on_output(TERN, 10.8)
     timing = histories.timing([name], 0.0)
     assert timing is not None
     assert (timing.scheduler_s, timing.instance_id) == (0.4, I1)
@@ -254,7 +260,7 @@ def test_an_earlier_request_of_the_same_name_is_not_timed(histories: Histories) 
 def test_without_the_engines_events_the_prefill_begins_at_the_dispatch(
     histories: Histories,
 ) -> None:
-    histories.on_output(TERN, None, 10.9)
+    histories.on_output(TERN, 10.9)
     timing = histories.timing(["cmpl-tern-0"], 0.0)
     assert timing is not None
     assert timing.queue_s is None
@@ -278,7 +284,8 @@ def test_a_request_that_is_forgotten_is_timed_no_longer(histories: Histories) ->
 
 
 def test_recent_decisions_and_latencies_are_those_of_the_last_seconds(histories: Histories) -> None:
-    histories.on_output(TERN, Annotations(((PREEMPTED, 0.1),), 0), 10.8)
+    histories.on_engine_events(TERN, Annotations(((PREEMPTED, 0.1),), 0), 10.8)
+    histories.on_output(TERN, 10.8)
     histories.on_move_ended(MoveEnded(I1, TERN, I3, COMMITTED, 2, 0.006, SHORT), 12.0)
     histories.on_last_token(TERN, 121)
     histories.on_ended(TERN, "finished", 13.2)
@@ -300,7 +307,7 @@ def test_recent_decisions_and_latencies_are_those_of_the_last_seconds(histories:
 def test_a_request_that_was_lost_or_has_one_token_has_no_time_per_token(
     histories: Histories,
 ) -> None:
-    histories.on_output(TERN, None, 10.8)
+    histories.on_output(TERN, 10.8)
     histories.on_sent_again(TERN, 5, 11.0)
     assert histories.recent(60.0, 11.0)["waiting"] == 1
     histories.on_sent(AGAIN, I3, 18, 11.1)
@@ -316,7 +323,7 @@ def test_a_stream_that_was_taken_over_has_no_first_token_here() -> None:
     made = Histories()
     made.begin(asked(), "normal", 10.0, arrived_s=ARRIVED_S, goes_on=True)
     made.on_sent(TERN, I1, 0, 10.1)
-    made.on_output(TERN, None, 10.5)
+    made.on_output(TERN, 10.5)
     made.on_last_token(TERN, 1_000)
     made.on_ended(TERN, "finished", 11.0)
     found = made.recent(60.0, 12.0)

@@ -498,8 +498,10 @@ class EmulatedEngine:
         for token in tokens:
             frontend_id = self._streams[token.request_id].origin.frontend_id
             spans, payloads = batches.setdefault(frontend_id, ([], []))
-            spans.append(TokenSpan(token.request_id, token.index, 1, token.is_last))
-            payloads.append(_encode(self._output(token)))
+            output = self._output(token)
+            has_events = bool(output.events)
+            spans.append(TokenSpan(token.request_id, token.index, 1, token.is_last, has_events))
+            payloads.append(_encode(output))
         for frontend_id, (spans, payloads) in batches.items():
             self._listener.on_outputs(frontend_id, tuple(spans), payloads)
 

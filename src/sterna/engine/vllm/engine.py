@@ -593,7 +593,13 @@ class VllmEngine:
             self._forget(request_id)
         else:
             self._num_delivered[request_id] = first_index + num_tokens
-        return TokenSpan(RequestId(request_id), first_index, num_tokens, output.finished)
+        return TokenSpan(
+            RequestId(request_id),
+            first_index,
+            num_tokens,
+            output.finished,
+            has_events=bool(output.events),
+        )
 
     def _export_drained(self, core: HostedCore) -> None:
         waiting, self._waiting_drains = self._waiting_drains, []

@@ -11,9 +11,8 @@ is known by then.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 
-from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sterna.frontend.http.request_context import collect_engine_requests
@@ -49,6 +48,16 @@ class ServerTiming:
             answer.close()
 
 
+class _Nothing(Awaitable[None]):
+    """Nothing to wait for."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield from ()
+
+
+_NOTHING = _Nothing()
+
+
 class _Answer:
     """An answer whose headers wait."""
 
@@ -67,15 +76,17 @@ class _Answer:
     def send(self, message: Message) -> Awaitable[None]:
         """Send a message of the answer, the headers at the latest before its first piece.
 
-        The pieces behind the first one are sent without a coroutine of its own for each.
+        Only the first piece is sent by a coroutine of its own.
         """
-        return self._send(message) if self._is_begun else self._send_first(message)
-
-    async def _send_first(self, message: Message) -> None:
+        if self._is_begun:
+            return self._send(message)
         if message["type"] == "http.response.start":
             self._start = message
             self._timer = asyncio.get_running_loop().call_later(HOLD_S, self._send_early)
-            return
+            return _NOTHING
+        return self._send_first(message)
+
+    async def _send_first(self, message: Message) -> None:
         if self._early is not None:
             early, self._early = self._early, None
             await early
@@ -106,7 +117,7 @@ class _Answer:
             logger.exception("no Server-Timing")
             timing = None
         if timing is not None and (header := header_of(timing)):
-            MutableHeaders(scope=start).append("Server-Timing", header)
+            start["headers"] = [*start["headers"], (b"server-timing", header.encode("latin-1"))]
         await self._send(start)
 
 

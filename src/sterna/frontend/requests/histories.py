@@ -71,8 +71,9 @@ class _History:
     attempt_id: RequestId | None = None
     reason: tuple[RequestId, DispatchReason] | None = None
     output_tokens: int | None = None
-    # The event that the next output is, if it is one.
+    # The event that the next output is, if it is one, and what the prefix cache had for it.
     next_output: str | None = "first token"
+    cached_tokens: int | None = None
     num_dropped: int = 0
     events: list[Described] = field(default_factory=list)
     # The engine's last event that waits for its counterpart: a kind, and when it was.
@@ -99,8 +100,8 @@ class Histories:
 
     def __init__(self) -> None:
         self._live: dict[RequestId, _History] = {}
-        # Live requests whose next output says that they run.
-        self._awaited: set[RequestId] = set()
+        self.awaited: set[RequestId] = set()
+        """Live requests whose next output enters an event. That of others need not be reported."""
         self._ended: OrderedDict[RequestId, _History] = OrderedDict()
         self._by_client_id: dict[str, deque[_History]] = {}
         self._dispatches: deque[_Recent] = deque(maxlen=MAX_RECENT)
@@ -136,7 +137,7 @@ class Histories:
         if goes_on:
             history.next_output = "goes on"
         self._live[request_id] = history
-        self._awaited.add(request_id)
+        self.awaited.add(request_id)
         same = self._by_client_id.get(name)
         if same is None:
             same = self._by_client_id[name] = deque(maxlen=MAX_OF_A_NAME)
@@ -161,9 +162,9 @@ class Histories:
         """The request has been sent to an instance."""
         if (history := self._of(attempt_id)) is None:
             return
-        self._awaited.add(without_attempt(attempt_id))
+        self.awaited.add(without_attempt(attempt_id))
         history.state, history.instance_id, history.since = "queuing", instance_id, None
-        history.attempt_id = attempt_id
+        history.attempt_id, history.cached_tokens = attempt_id, None
         (of_attempt, reason), history.reason = history.reason or (None, None), None
         # Without the scheduler the front end has chosen, whatever the scheduler said last.
         is_by_scheduler = dispatch_number > 0 and of_attempt == attempt_id
@@ -173,30 +174,33 @@ class Histories:
             history.sent_s = event["at_s"]
         self._note(attempt_id, history, event, now_s)
 
-    def on_output(
-        self, request_id: RequestId, annotations: Annotations | None, now_s: float
+    def on_engine_events(
+        self, attempt_id: RequestId, annotations: Annotations, now_s: float
     ) -> None:
-        """Tokens have come, with what their output says besides."""
-        # Most outputs enter nothing, and this is on the way of each.
-        if annotations is None and request_id not in self._awaited:
+        """An output of this attempt has come with events of its engine."""
+        history = self._of(attempt_id)
+        if history is None or history.attempt_id != attempt_id:
             return
+        history.cached_tokens = annotations.cached_tokens
+        for kind, ago_s in annotations.events:
+            preempted = _enter_engines(history, kind, now_s - ago_s)
+            if preempted is not None:
+                self._note(attempt_id, history, preempted, now_s)
+
+    def on_output(self, request_id: RequestId, now_s: float) -> None:
+        """Tokens of a request in `awaited` have come, after the events of their output."""
+        self.awaited.discard(request_id)
         if (history := self._live.get(request_id)) is None:
             return
-        if annotations is not None:
-            for kind, ago_s in annotations.events:
-                preempted = _enter_engines(history, kind, now_s - ago_s)
-                if preempted is not None:
-                    self._note(request_id, history, preempted, now_s)
+        history.state = "running"
         if history.next_output is not None:
-            cached_tokens = None if annotations is None else annotations.cached_tokens
+            cached_tokens = history.cached_tokens
             event = _enter(history, now_s, history.next_output, cached_tokens=cached_tokens)
             if history.next_output == "first token":
                 self._ttfts_s.append((now_s, event["at_s"]))
                 if history.first_token_s is None:
                     history.first_token_s = event["at_s"]
             history.next_output = None
-        self._awaited.discard(request_id)
-        history.state = "running"
 
     def on_last_token(self, attempt_id: RequestId, output_tokens: int) -> None:
         """The request has ended on its instance, with this number of tokens."""
@@ -229,7 +233,7 @@ class Histories:
     def on_sent_again(self, request_id: RequestId, num_tokens: int, now_s: float) -> None:
         """The request was lost on its instance, and goes on behind these tokens."""
         if (history := self._live.get(request_id)) is not None:
-            self._awaited.add(request_id)
+            self.awaited.add(request_id)
             history.state, history.instance_id, history.attempt_id = "waiting", None, None
             history.next_output = "goes on" if num_tokens else "first token"
             history.was_lost = True
@@ -247,7 +251,7 @@ class Histories:
         """
         if (history := self._live.pop(request_id, None)) is None:
             return
-        self._awaited.discard(request_id)
+        self.awaited.discard(request_id)
         history.state = state
         event = _enter(history, now_s, state, reason=reason)
         if state == "failed":

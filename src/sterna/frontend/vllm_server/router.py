@@ -47,7 +47,7 @@ from sterna.frontend.requests.request_effects import (
     ToInstance,
     ToScheduler,
 )
-from sterna.frontend.requests.request_ids import client_id
+from sterna.frontend.requests.request_ids import client_id, without_attempt
 from sterna.frontend.vllm_server.engine_sockets import EngineSockets
 from sterna.frontend.vllm_server.utility_calls import Utilities
 from sterna.messages.actors import (
@@ -271,7 +271,7 @@ class Router:
             case Membership():
                 self.on_membership(message)
             case message if isinstance(message, RequestMessage):
-                self._note(message)
+                self._note(message, frames)
                 self._carry_out(self._core.on_message(message, frames, _now_s()))
             case UtilityResult(_, call_id):
                 self._utilities.on_result(call_id, frames[0])
@@ -295,11 +295,13 @@ class Router:
             return self._histories.described(question.name)
         return self._histories.recent(question.last_s, _now_s())
 
-    def _note(self, message: RequestMessage) -> None:
+    def _note(self, message: RequestMessage, payloads: Sequence[bytes]) -> None:
         """Enter into the histories what the message alone says."""
         match message:
             case TokenBatch(_, spans):
-                for span in spans:
+                for span, payload in zip(spans, payloads, strict=True):
+                    if span.has_events:
+                        self._note_engine_events(span.request_id, annotations_of(payload))
                     if span.is_finished:
                         output_tokens = span.first_index + span.num_tokens
                         self._histories.on_last_token(span.request_id, output_tokens)
@@ -308,10 +310,11 @@ class Router:
             case Held(request_ids, room_tokens):
                 self._histories.on_held(request_ids, room_tokens, _now_s())
 
-    def _note_preemption(self, request_id: RequestId, annotations: Annotations) -> None:
+    def _note_engine_events(self, attempt_id: RequestId, annotations: Annotations) -> None:
+        self._histories.on_engine_events(attempt_id, annotations, _now_s())
         for kind, ago_s in annotations.events:
             if kind == EventType.PREEMPTED:
-                self._latencies.on_preempted(request_id, ago_s)
+                self._latencies.on_preempted(without_attempt(attempt_id), ago_s)
 
     def _end_history(self, request_id: RequestId, state: str, reason: str | None = None) -> None:
         self._histories.on_ended(request_id, state, _now_s(), reason=reason)
@@ -378,11 +381,9 @@ class Router:
                         payload = cut_leading_tokens(payload, num_repeated)
                     if not self._holds(request_id, payload, is_finished=is_finished):
                         outputs.append(payload)
-                    annotations = annotations_of(payload)
-                    if annotations is not None and annotations.events:
-                        self._note_preemption(request_id, annotations)
                     self._latencies.on_output(request_id, now_s, is_finished=is_finished)
-                    self._histories.on_output(request_id, annotations, now_s)
+                    if request_id in self._histories.awaited:
+                        self._histories.on_output(request_id, now_s)
                     if request_id in self._unstarted:
                         self._unstarted.discard(request_id)
                         self._queue.on_first_token(client_id(request_id), now_s)
