@@ -52,7 +52,7 @@ class KeepStream(msgspec.Struct, frozen=True, tag=True):
         number: sequence number of the messages from this holder to this buddy.
         groups: all outputs so far.
         is_over: whether no more outputs will come.
-        ends: for each takeover so far, the front end that took the stream over, and the number of
+        takeovers: of each so far, the front end that took the stream over, and the number of
             groups that the record had then.
     """
 
@@ -61,7 +61,7 @@ class KeepStream(msgspec.Struct, frozen=True, tag=True):
     head: StreamHead
     groups: tuple[Group, ...]
     is_over: bool
-    ends: tuple[tuple[FrontendId, int], ...] = ()
+    takeovers: tuple[tuple[FrontendId, int], ...] = ()
 
 
 class ExtendStreams(msgspec.Struct, frozen=True, tag=True):

@@ -151,7 +151,7 @@ class _Plane:
             if thread is not threading.current_thread():
                 thread.join(max(deadline_s - time.monotonic(), 0.0))
                 if thread.is_alive():
-                    _logger.warning("kv thread still busy at close thread=%s", thread.name)
+                    _logger.debug("kv thread still busy at close thread=%s", thread.name)
         self._context.ledger.join(max(deadline_s - time.monotonic(), 0.0))
         self._listener.close()
         self._wire.close()

@@ -44,7 +44,7 @@ def test_what_a_dead_front_end_had_sent_comes_too_late() -> None:
     assert replicas.holder("tern", b"thief") is None
     (record,) = replicas.on_frontends([BUDDY])
     assert (record.head, record.body) == (head(), b"body")
-    assert record.ends == ((BUDDY, 0),)
+    assert record.takeovers == ((BUDDY, 0),)
     replicas.on_message(keep, [b"body"])
     assert replicas.holder("tern", b"owner") is None
 

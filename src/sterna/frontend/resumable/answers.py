@@ -42,7 +42,7 @@ class Answer:
         self.log = log
         self.created_s = created_s
         self.record = record
-        self.resume_validity = ResumeValidity(() if record is None else record.ends)
+        self.resume_validity = ResumeValidity(() if record is None else record.takeovers)
         self.has_replica = False
         self.task: asyncio.Task[None] | None = None
         self.on_begun: Callable[[], None] = lambda: None

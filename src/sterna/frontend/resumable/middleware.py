@@ -289,7 +289,7 @@ class ResumableStreams:
         """See `KeptStreams`."""
         assert self._exchange is not None
         head = record.head
-        log = self._logs.open(head.stream_id, head.owner, record.ends[-1][0])
+        log = self._logs.open(head.stream_id, head.owner, record.takeovers[-1][0])
         if log is None:
             return False
         answer = self._answers[head.stream_id] = Answer(head.stream_id, log, head.created_s, record)

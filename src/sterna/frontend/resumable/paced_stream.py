@@ -63,7 +63,8 @@ class PacedStream:
         is_behind: outputs of the record that was taken over are still to be handed out, or have not
             become events yet.
         num_replayed: of these outputs, those that have been handed out, or are not needed.
-        ends_ahead: numbers of groups of `Record.ends`, in order, that have not become events yet.
+        takeovers_ahead: numbers of groups of `Record.takeovers`, in order, that have not become
+            events yet.
     """
 
     record: Record
@@ -79,7 +80,7 @@ class PacedStream:
     is_replaying: bool = False
     is_behind: bool = False
     num_replayed: int = 0
-    ends_ahead: list[int] = field(default_factory=list)
+    takeovers_ahead: list[int] = field(default_factory=list)
 
     def gather(self, output: Gathered, payloads: Payloads) -> None:
         """Keep an output until there is room for it, joined with others of its slot."""

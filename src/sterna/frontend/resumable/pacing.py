@@ -63,7 +63,7 @@ class CaughtUp:
     stream then did not know the later ones.
 
     Attributes:
-        num_groups: of that record, as in one of `Record.ends`.
+        num_groups: of that record, as in one of `Record.takeovers`.
     """
 
     stream_id: str
@@ -160,7 +160,7 @@ class Pacing:
     def take_over(self, record: Record, now_s: float) -> None:
         """A stream whose front end died goes on here."""
         stream = PacedStream(record, self._next_serial, is_replaying=True, is_behind=True)
-        stream.ends_ahead = sorted({num_groups for _, num_groups in record.ends})
+        stream.takeovers_ahead = sorted({num_groups for _, num_groups in record.takeovers})
         stream.waiting.extend(
             Waiting(group.slot, payload, 0, is_old=True)
             for group, payload in zip(record.groups, record.payloads, strict=True)
@@ -345,7 +345,7 @@ class Pacing:
         record, own_id = stream.record, self._frontend_id
         groups = tuple(record.groups)
         number = self._link.send(
-            lambda n: KeepStream(own_id, n, record.head, groups, record.is_over, record.ends),
+            lambda n: KeepStream(own_id, n, record.head, groups, record.is_over, record.takeovers),
             [record.body, *record.payloads],
             now_s,
         )
@@ -417,8 +417,8 @@ class Pacing:
             name, request_id = name_of_slot(first.slot), stream.slots.get(first.slot)
             if request_id is None or stream.consumers.get(name) is not ConsumerState.ASKING:
                 return
-            while stream.ends_ahead and stream.ends_ahead[0] <= stream.num_replayed:
-                yield CaughtUp(stream.record.head.stream_id, stream.ends_ahead.pop(0))
+            while stream.takeovers_ahead and stream.takeovers_ahead[0] <= stream.num_replayed:
+                yield CaughtUp(stream.record.head.stream_id, stream.takeovers_ahead.pop(0))
             stream.waiting.popleft()
             stream.consumers[name] = ConsumerState.HANDED
             stream.pending = first.slot

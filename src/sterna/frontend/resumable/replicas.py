@@ -50,7 +50,7 @@ class Record:
     Attributes:
         payloads: one for each group.
         is_over: its answer has ended.
-        ends: each takeover, in order: the front end that took the stream over, and the number of
+        takeovers: of each, in order, the front end that took the stream over, and the number of
             groups in the record then. What the one before had sent beyond these died with it.
         num_bytes: approximate memory.
     """
@@ -60,7 +60,7 @@ class Record:
     groups: list[Group] = field(default_factory=list)
     payloads: list[bytes] = field(default_factory=list)
     is_over: bool = False
-    ends: tuple[tuple[FrontendId, int], ...] = ()
+    takeovers: tuple[tuple[FrontendId, int], ...] = ()
     num_bytes: int = 0
 
     def __post_init__(self) -> None:
@@ -94,7 +94,7 @@ def record_of(
     frames: list[bytes],
     *,
     is_over: bool,
-    ends: tuple[tuple[FrontendId, int], ...] = (),
+    takeovers: tuple[tuple[FrontendId, int], ...] = (),
 ) -> Record:
     """Return the record of a KeepStream message.
 
@@ -105,7 +105,7 @@ def record_of(
     groups = list(groups)
     if len(groups) != len(payloads):
         raise ValueError(f"{len(groups)} groups came with {len(payloads)} payloads")
-    return Record(head, body, groups, payloads, is_over, ends)
+    return Record(head, body, groups, payloads, is_over, takeovers)
 
 
 def dated(content: bytes, created_s: int) -> bytes:
@@ -164,9 +164,9 @@ class Replicas:
     def _take(self, message: ReplicaMessage, frames: Sequence[bytes]) -> None:
         records = self._records.setdefault(message.sender, {})
         match message:
-            case KeepStream(_, _, head, groups, is_over, ends):
+            case KeepStream(_, _, head, groups, is_over, takeovers):
                 records[head.stream_id] = record_of(
-                    head, groups, list(frames), is_over=is_over, ends=ends
+                    head, groups, list(frames), is_over=is_over, takeovers=takeovers
                 )
             case ExtendStreams(_, _, groups):
                 for group, payload in zip(groups, frames, strict=True):
@@ -186,7 +186,7 @@ class Replicas:
         self._dead.update(dead)
         left = [record for each in dead for record in self._records.pop(each, {}).values()]
         for record in left:
-            record.ends = (*record.ends, (self._frontend_id, len(record.groups)))
+            record.takeovers = (*record.takeovers, (self._frontend_id, len(record.groups)))
         return left
 
     def holder(self, stream_id: str, owner: bytes) -> FrontendId | None:

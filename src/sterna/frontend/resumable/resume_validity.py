@@ -27,16 +27,16 @@ class ResumeValidity:
     """The ids that are valid for one stream at one front end.
 
     Attributes:
-        ends: see `Record`; the last takeover is that of this front end.
+        takeovers: see `Record`; the last takeover is that of this front end.
     """
 
-    ends: Sequence[tuple[FrontendId, int]]
-    # For each number of groups in `ends` that has been replayed, the number of its events.
+    takeovers: Sequence[tuple[FrontendId, int]]
+    # For each number of groups in `takeovers` that has been replayed, the number of its events.
     _num_events: dict[int, int] = field(default_factory=dict)
     _has_broken_off: bool = False
 
     def on_replayed(self, num_groups: int, num_events: int) -> None:
-        """The first `num_groups` of the record, up to one of its ends, have become events."""
+        """The first `num_groups` of the record, up to one of its takeovers, have become events."""
         self._num_events[num_groups] = num_events
 
     def on_over(self, num_events: int, *, has_broken_off: bool) -> None:
@@ -47,16 +47,16 @@ class ResumeValidity:
         """
         self._has_broken_off = has_broken_off
         if not has_broken_off:
-            for _, num_groups in self.ends:
+            for _, num_groups in self.takeovers:
                 self._num_events.setdefault(num_groups, num_events)
 
     def num_sure(self, last: EventId) -> int | None:
         """Return how many of the sender's events were in its record when it died. None: they have
         not become events here again, or this stream was never there."""
         place = self._place(last)
-        if place is None or place == len(self.ends):
+        if place is None or place == len(self.takeovers):
             return None
-        _, num_groups = self.ends[place]
+        _, num_groups = self.takeovers[place]
         return self._num_events.get(num_groups)
 
     def of(self, last: EventId, num_events: int) -> Validity | None:
@@ -67,8 +67,8 @@ class ResumeValidity:
         place = self._place(last)
         if place is None:
             # Two front ends can have taken a stream over, if one could not be sent to.
-            return Validity.LOST if self.ends else Validity.IMPOSSIBLE
-        if place == len(self.ends):
+            return Validity.LOST if self.takeovers else Validity.IMPOSSIBLE
+        if place == len(self.takeovers):
             return Validity.VALID if last.number <= num_events else Validity.IMPOSSIBLE
         num_sure = self.num_sure(last)
         if num_sure is not None:
@@ -81,5 +81,5 @@ class ResumeValidity:
         """The number of takeovers until the sender had the stream; None: it never had it."""
         if last.sender is None:
             return 0
-        senders = [sender for sender, _ in self.ends]
+        senders = [sender for sender, _ in self.takeovers]
         return senders.index(last.sender) + 1 if last.sender in senders else None
