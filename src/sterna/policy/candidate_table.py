@@ -148,9 +148,9 @@ class CandidateTable(Sequence[Candidate]):
             rows = [_row(each) for each in self._every]
             self._columns = np.array(rows, np.float64).reshape(-1, NUM_COLUMNS).T.copy()
         elif self._changed:
-            changed = list(self._changed)
+            for row in self._changed:
+                self._columns[:, row] = _row(self._every[row])
             self._changed.clear()
-            self._columns[:, changed] = np.array([_row(self._every[each]) for each in changed]).T
         return self._columns
 
 

@@ -8,8 +8,7 @@ Otherwise requests with one prefix that arrive together would each be sent to an
 
 import math
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, repeat, takewhile
 from operator import and_
@@ -33,10 +32,10 @@ class PrefixIndex:
         self._bits: dict[CacheLayout, int] = {}
         # A report can arrive after its instance's death is known; ids are never used again.
         self._gone: set[InstanceId] = set()
-        # The requests that were sent somewhere, the first in front, and where; and the numbers of
-        # those that begin with each hash.
+        # The requests that were sent somewhere, the first in front, and where; and those that begin
+        # with each hash, by instance.
         self._coming: dict[RequestId, InstanceId] = {}
-        self._beginnings: dict[int, Counter[InstanceId]] = {}
+        self._beginnings: dict[int, dict[InstanceId, dict[RequestId, _Coming]]] = {}
 
     def contents(self) -> dict[InstanceId, frozenset[int]]:
         """The keys of the blocks that each instance has, of those that have reported."""
@@ -51,15 +50,15 @@ class PrefixIndex:
         instance = self._instances.get(report.instance_id)
         if instance is None:
             return
-        bit = 1 << instance.place
-        for key in unpacked(report.removed):
-            if key in instance.keys:
-                instance.keys.discard(key)
-                self._lose(key, bit)
-        for key in unpacked(report.added):
-            instance.keys.add(key)
-            self._holders[key] = self._holders.get(key, 0) | bit
-            for request_id in instance.last_keys.pop(key, ()):
+        reported = dict.fromkeys(unpacked(report.removed))
+        removed = [key for key in reported if key in instance.keys]
+        instance.keys.difference_update(removed)
+        self._lose(removed, instance)
+        added = unpacked(report.added)
+        instance.keys.update(added)
+        self._gain(added, instance)
+        for key in instance.last_keys.keys() & added:
+            for request_id in instance.last_keys.pop(key):
                 self._drop(request_id)
 
     def on_instance_left(self, instance_id: InstanceId) -> None:
@@ -81,10 +80,11 @@ class PrefixIndex:
             return
         self._drop(request.request_id)
         self._coming[request.request_id] = instance_id
-        instance.coming[request.request_id] = _Coming(hashes, last_key, now_s + COMING_LIMIT_S)
+        coming = _Coming(hashes, last_key, now_s + COMING_LIMIT_S)
+        instance.coming[request.request_id] = coming
         instance.last_keys.setdefault(last_key, []).append(request.request_id)
-        instance.coming_hashes.update(hashes)
-        self._beginnings.setdefault(hashes[0], Counter())[instance_id] += 1
+        of_instances = self._beginnings.setdefault(hashes[0], {})
+        of_instances.setdefault(instance_id, {})[request.request_id] = coming
 
     def on_cancel(self, request_id: RequestId) -> None:
         """The request was not sent there, or has ended."""
@@ -125,8 +125,7 @@ class PrefixIndex:
         # For the full blocks of each of these groups, the instances that have them from the first.
         runs: list[list[int]] = []
         if not others and [each.block_size for each in full] == [layout.alignment_tokens]:
-            run = self._run(hashes, full[0], layout, max_tokens, bits)
-            self._enter_run(run, full[0].block_size, layout.dropped_tokens, found)
+            self._find_in_group(hashes, full[0], layout, bits, max_tokens, found)
             return
         for group in full:
             runs.append(self._run(hashes, group, layout, max_tokens, bits))
@@ -159,26 +158,36 @@ class PrefixIndex:
     ) -> list[int]:
         """For each full block, the instances that have it and all before it, up to the last that
         any has."""
-        step = group.block_size // layout.hash_tokens
-        keys = hashes[step - 1 : max_tokens // group.block_size * step : step]
-        if mask := cache_key(0, group.index):
-            keys = [each ^ mask for each in keys]
+        keys = _full_keys(hashes, group, layout, max_tokens)
         holders = map(self._holders.get, keys, repeat(0))
         _, *run = takewhile(bool, accumulate(holders, and_, initial=bits))
         return run
 
-    def _enter_run(
-        self, run: Sequence[int], block_size: int, dropped_tokens: int, found: dict[InstanceId, int]
+    def _find_in_group(
+        self,
+        hashes: Sequence[int],
+        group: CacheGroup,
+        layout: CacheLayout,
+        bits: int,
+        max_tokens: int,
+        found: dict[InstanceId, int],
     ) -> None:
-        """Enter the instances of a run, each with the number of blocks up to the last that has it.
-        Each of the sets is a part of the one before."""
-        num_blocks, later = len(run), 0
-        while num_blocks:
-            holders = run[num_blocks - 1]
-            num_tokens = max(0, num_blocks * block_size - dropped_tokens)
-            self._enter(holders & ~later, num_tokens, found)
-            later = holders
-            num_blocks = bisect_left(run, True, hi=num_blocks, key=later.__eq__)
+        """Enter the longest hit of each of these instances, which need all blocks of this group."""
+        keys = _full_keys(hashes, group, layout, max_tokens)
+        # Most often whoever lacks a block lacks those behind it. Any that nobody has is the end.
+        end = bisect_left(keys, True, key=lambda each: each not in self._holders)
+        holders = list(map(self._holders.get, keys[: end + 1], repeat(0)))
+        if end == len(keys):
+            holders.append(0)
+        place = 0
+        # Each set once, where it is first met, is enough: it ends the hits of those not in it.
+        for each in dict.fromkeys(holders):
+            place = holders.index(each, place)
+            if lost := bits & ~each:
+                num_tokens = max(0, place * group.block_size - layout.dropped_tokens)
+                if place:
+                    self._enter(lost, num_tokens, found)
+                bits &= each
 
     def _holders_before(
         self, hashes: Sequence[int], end: int, group: CacheGroup, layout: CacheLayout, bits: int
@@ -216,13 +225,12 @@ class PrefixIndex:
         found: dict[InstanceId, int],
     ) -> None:
         step = layout.alignment_tokens
-        for instance_id in self._beginnings.get(hashes[0], ()):
-            instance = self._instances[instance_id]
-            if instance.layout != layout:
+        for instance_id, coming in self._beginnings.get(hashes[0], {}).items():
+            if self._instances[instance_id].layout != layout:
                 continue
-            # With a prompt's hash all before it are there.
-            coming_hashes = instance.coming_hashes
-            num_hashes = bisect_left(hashes, True, key=lambda each: each not in coming_hashes)
+            num_hashes = 0
+            for each in coming.values():
+                num_hashes = _longest_prefix(hashes, each.hashes, num_hashes)
             num_tokens = min(num_hashes * layout.hash_tokens, max_tokens) // step * step
             if num_tokens > found.get(instance_id, 0):
                 found[instance_id] = num_tokens
@@ -253,23 +261,36 @@ class PrefixIndex:
         self._lose_all(instance)
         for request_id, coming in instance.coming.items():
             del self._coming[request_id]
-            self._end_beginning(coming.hashes[0], instance_id)
+            self._end_beginning(coming.hashes[0], instance_id, request_id)
         self._places[instance.place] = None
         self._bits[instance.layout] &= ~(1 << instance.place)
         if not self._bits[instance.layout]:
             del self._bits[instance.layout]
 
     def _lose_all(self, instance: "_Instance") -> None:
-        for key in instance.keys:
-            self._lose(key, 1 << instance.place)
+        self._lose(instance.keys, instance)
         instance.keys.clear()
 
-    def _lose(self, key: int, bit: int) -> None:
-        holders = self._holders[key] & ~bit
-        if holders:
+    def _gain(self, keys: Iterable[int], instance: "_Instance") -> None:
+        bit = 1 << instance.place
+        before, holders = 0, bit
+        for key in keys:
+            # Most follow one that the same instances have. They share the number, which takes less
+            # memory than the key where instances are many, and less time when it is looked up.
+            if (found := self._holders.get(key, 0)) != before:
+                before, holders = found, found | bit
             self._holders[key] = holders
-        else:
-            del self._holders[key]
+
+    def _lose(self, keys: Iterable[int], instance: "_Instance") -> None:
+        bit = 1 << instance.place
+        before = holders = 0
+        for key in keys:
+            if (found := self._holders[key]) != before:
+                before, holders = found, found & ~bit
+            if holders:
+                self._holders[key] = holders
+            else:
+                del self._holders[key]
 
     def _drop_expired(self, now_s: float) -> None:
         while self._coming:
@@ -284,27 +305,21 @@ class PrefixIndex:
             return
         instance = self._instances[instance_id]
         coming = instance.coming.pop(request_id)
-        self._end_beginning(coming.hashes[0], instance_id)
-        num_coming = instance.coming_hashes
-        for block_hash in coming.hashes:
-            number = num_coming[block_hash]
-            if number == 1:
-                # To delete an item of a Counter takes ten times as long.
-                num_coming.pop(block_hash)
-            else:
-                num_coming[block_hash] = number - 1
+        self._end_beginning(coming.hashes[0], instance_id, request_id)
         others = [
             each for each in instance.last_keys.pop(coming.last_key, ()) if each != request_id
         ]
         if others:
             instance.last_keys[coming.last_key] = others
 
-    def _end_beginning(self, first_hash: int, instance_id: InstanceId) -> None:
-        beginning = self._beginnings[first_hash]
-        beginning[instance_id] -= 1
-        if not beginning[instance_id]:
-            del beginning[instance_id]
-            if not beginning:
+    def _end_beginning(
+        self, first_hash: int, instance_id: InstanceId, request_id: RequestId
+    ) -> None:
+        of_instances = self._beginnings[first_hash]
+        del of_instances[instance_id][request_id]
+        if not of_instances[instance_id]:
+            del of_instances[instance_id]
+            if not of_instances:
                 del self._beginnings[first_hash]
 
 
@@ -324,7 +339,6 @@ class _Instance:
     Attributes:
         place: its bit.
         last_keys: the prompts of which each key is the last.
-        coming_hashes: in how many of them each hash is.
     """
 
     place: int
@@ -332,7 +346,27 @@ class _Instance:
     keys: set[int] = field(default_factory=set)
     coming: dict[RequestId, _Coming] = field(default_factory=dict)
     last_keys: dict[int, list[RequestId]] = field(default_factory=dict)
-    coming_hashes: Counter[int] = field(default_factory=Counter)
+
+
+def _full_keys(
+    hashes: Sequence[int], group: CacheGroup, layout: CacheLayout, max_tokens: int
+) -> Sequence[int]:
+    """The key of each full block of the group within these tokens."""
+    step = group.block_size // layout.hash_tokens
+    keys = hashes[step - 1 : max_tokens // group.block_size * step : step]
+    mask = cache_key(0, group.index)
+    return [each ^ mask for each in keys] if mask else keys
+
+
+def _longest_prefix(hashes: Sequence[int], others: Sequence[int], at_least: int) -> int:
+    """The number of hashes that both begin with, if it is more than this; else this. A hash says
+    what is before it, too."""
+    end = min(len(hashes), len(others))
+    if at_least >= end or hashes[at_least] != others[at_least]:
+        return at_least
+    return bisect_left(
+        range(end), True, at_least + 1, key=lambda place: hashes[place] != others[place]
+    )
 
 
 def _last_key(hashes: Sequence[int], layout: CacheLayout) -> int | None:
