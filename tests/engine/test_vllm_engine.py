@@ -219,6 +219,22 @@ def test_a_request_that_ends_at_once_is_adopted_before_it_ends(vllm_core: Any) -
     run_with_engine(core, play)
 
 
+def test_a_span_says_whether_its_output_has_events(vllm_core: Any) -> None:
+    from sterna.engine.vllm.payload import encode_request
+
+    # vLLM notes events for its metrics.
+    core = with_scheduler(vllm_core, log_stats=True)
+    payload = encode_request(wire_request(REQUEST, {"max_tokens": 3, "ignore_eos": True}))
+
+    async def play(engine: Any, listener: Listener) -> None:
+        engine._thread = FastThread(core, engine._on_step)
+        engine.add(FrontendId(4), payload)
+        await asyncio.sleep(0)
+        assert [span.has_events for _, span, _ in listener.outputs] == [True, False, False]
+
+    run_with_engine(core, play)
+
+
 def test_a_request_beyond_the_length_of_this_engine_is_refused(vllm_core: Any) -> None:
     """Its 75 tokens of prompt and 3 of output may be fine for another, with more memory."""
     from sterna.engine.vllm.payload import encode_request

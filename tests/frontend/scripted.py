@@ -155,7 +155,8 @@ class ScriptedInstance(Actor):
         """Send one output, as one step produces it."""
         ids = list(token_ids)
         output = EngineCoreOutput(request_id, ids, finish_reason=finish, **fields)
-        span = TokenSpan(RequestId(request_id), first_index, len(ids), finish is not None)
+        is_last, has_events = finish is not None, bool(output.events)
+        span = TokenSpan(RequestId(request_id), first_index, len(ids), is_last, has_events)
         payload = encode_outputs(EngineCoreOutputs(outputs=[output]))
         self.send(TokenBatch(self.instance_id, (span,)), [payload])
 

@@ -321,7 +321,7 @@ def test_the_events_of_an_engine_are_read_with_the_time_since():
     assert annotations_of(annotated(events=events)) == Annotations(((1, 1.0), (2, 0.25)), None)
 
 
-def test_most_outputs_have_no_annotations():
+def test_most_outputs_say_nothing_of_events_and_caches():
     nothing = Annotations((), None)
     assert annotations_of(annotated()) == nothing
     assert annotations_of(payload.encode_outputs(outputs_with_logprobs(500))) == nothing

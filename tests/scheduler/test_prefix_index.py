@@ -129,8 +129,18 @@ def test_a_window_needs_the_last_blocks_and_full_attention_all() -> None:
 
 def test_drafts_compute_the_end_of_a_hit_again() -> None:
     index = PrefixIndex()
-    index.on_report(report(I0, [1, 2], layout=CacheLayout(BLOCK, BLOCK, FULL.groups, BLOCK)))
-    assert index.cached_tokens(ask("r", [1, 2, 3])) == {I0: BLOCK}
+    layout = CacheLayout(BLOCK, BLOCK, FULL.groups, BLOCK)
+    index.on_report(report(I0, [1, 2], layout=layout))
+    index.on_report(report(I1, [1], layout=layout))
+    assert index.cached_tokens(ask("r", [1, 2, 3])) == {I0: BLOCK, I1: 0}
+
+
+def test_a_group_that_is_not_the_first_has_keys_of_its_own() -> None:
+    index = PrefixIndex()
+    keys = [cache_key(each, 2) for each in (1, 2)]
+    layout = CacheLayout(BLOCK, BLOCK, (CacheGroup(2, BLOCK),))
+    index.on_report(report(I0, [*keys, 3], layout=layout))
+    assert index.cached_tokens(ask("r", [1, 2, 3])) == {I0: 2 * BLOCK}
 
 
 def test_prefixes_are_copied_between_instances_of_one_layout_that_keep_all_blocks() -> None:

@@ -52,8 +52,8 @@ class KeepStream(msgspec.Struct, frozen=True, tag=True):
         number: sequence number of the messages from this holder to this buddy.
         groups: all outputs so far.
         is_over: whether no more outputs will come.
-        takeovers: of each so far, the front end that took the stream over, and the number of
-            groups that the record had then.
+        takeovers: for each takeover so far, the front end that took the stream over, and the number
+            of groups that the record had then.
     """
 
     sender: FrontendId

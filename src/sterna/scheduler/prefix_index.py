@@ -14,6 +14,7 @@ from itertools import accumulate, repeat, takewhile
 from operator import and_
 
 from sterna.messages.actors import CacheReport, DispatchRequest
+from sterna.scheduler.coming_prompts import ComingPrompts
 from sterna.types import CacheGroup, CacheLayout, InstanceId, RequestId, cache_key, unpacked
 
 COMING_LIMIT_S = 300.0
@@ -32,10 +33,9 @@ class PrefixIndex:
         self._bits: dict[CacheLayout, int] = {}
         # A report can arrive after its instance's death is known; ids are never used again.
         self._gone: set[InstanceId] = set()
-        # The requests that were sent somewhere, the first in front, and where; and those that begin
-        # with each hash, by instance.
+        # The requests that were sent somewhere, the first in front, and where; and their prompts.
         self._coming: dict[RequestId, InstanceId] = {}
-        self._beginnings: dict[int, dict[InstanceId, dict[RequestId, _Coming]]] = {}
+        self._coming_prompts = ComingPrompts()
 
     def contents(self) -> dict[InstanceId, frozenset[int]]:
         """The keys of the blocks that each instance has, of those that have reported."""
@@ -80,11 +80,9 @@ class PrefixIndex:
             return
         self._drop(request.request_id)
         self._coming[request.request_id] = instance_id
-        coming = _Coming(hashes, last_key, now_s + COMING_LIMIT_S)
-        instance.coming[request.request_id] = coming
+        instance.coming[request.request_id] = _Coming(hashes, last_key, now_s + COMING_LIMIT_S)
         instance.last_keys.setdefault(last_key, []).append(request.request_id)
-        of_instances = self._beginnings.setdefault(hashes[0], {})
-        of_instances.setdefault(instance_id, {})[request.request_id] = coming
+        self._coming_prompts.add(hashes, instance_id)
 
     def on_cancel(self, request_id: RequestId) -> None:
         """The request was not sent there, or has ended."""
@@ -96,11 +94,12 @@ class PrefixIndex:
         found: dict[InstanceId, int] = {}
         if not hashes:
             return found
+        coming = self._coming_prompts.longest(hashes)
         for layout, bits in self._bits.items():
             # The last token is always computed, for the first one of the answer.
             max_tokens = min(len(hashes) * layout.hash_tokens, request.prompt_tokens - 1)
             self._find(hashes, layout, bits, max_tokens, found)
-            self._find_coming(hashes, layout, max_tokens, found)
+            self._enter_coming(coming, layout, max_tokens, found)
         return found
 
     def can_copy(self, source: InstanceId, destination: InstanceId) -> bool:
@@ -174,13 +173,14 @@ class PrefixIndex:
     ) -> None:
         """Enter the longest hit of each of these instances, which need all blocks of this group."""
         keys = _full_keys(hashes, group, layout, max_tokens)
-        # Most often whoever lacks a block lacks those behind it. Any that nobody has is the end.
+        # An instance that lacks a block mostly lacks those behind it. Any block that no instance
+        # has ends all hits.
         end = bisect_left(keys, True, key=lambda each: each not in self._holders)
         holders = list(map(self._holders.get, keys[: end + 1], repeat(0)))
         if end == len(keys):
             holders.append(0)
         place = 0
-        # Each set once, where it is first met, is enough: it ends the hits of those not in it.
+        # The first place of each set is enough: there end the hits of those that are not in it.
         for each in dict.fromkeys(holders):
             place = holders.index(each, place)
             if lost := bits & ~each:
@@ -217,23 +217,19 @@ class PrefixIndex:
             assert instance_id is not None
             found[instance_id] = num_tokens
 
-    def _find_coming(
+    def _enter_coming(
         self,
-        hashes: Sequence[int],
+        coming: Mapping[InstanceId, int],
         layout: CacheLayout,
         max_tokens: int,
         found: dict[InstanceId, int],
     ) -> None:
         step = layout.alignment_tokens
-        for instance_id, coming in self._beginnings.get(hashes[0], {}).items():
-            if self._instances[instance_id].layout != layout:
-                continue
-            num_hashes = 0
-            for each in coming.values():
-                num_hashes = _longest_prefix(hashes, each.hashes, num_hashes)
-            num_tokens = min(num_hashes * layout.hash_tokens, max_tokens) // step * step
-            if num_tokens > found.get(instance_id, 0):
-                found[instance_id] = num_tokens
+        for instance_id, num_hashes in coming.items():
+            if self._instances[instance_id].layout == layout:
+                num_tokens = min(num_hashes * layout.hash_tokens, max_tokens) // step * step
+                if num_tokens > found.get(instance_id, 0):
+                    found[instance_id] = num_tokens
 
     def _begin(self, instance_id: InstanceId, layout: CacheLayout) -> None:
         """The instance reports anew; what is coming there stays."""
@@ -261,7 +257,7 @@ class PrefixIndex:
         self._lose_all(instance)
         for request_id, coming in instance.coming.items():
             del self._coming[request_id]
-            self._end_beginning(coming.hashes[0], instance_id, request_id)
+            self._coming_prompts.remove(coming.hashes, instance_id)
         self._places[instance.place] = None
         self._bits[instance.layout] &= ~(1 << instance.place)
         if not self._bits[instance.layout]:
@@ -305,22 +301,12 @@ class PrefixIndex:
             return
         instance = self._instances[instance_id]
         coming = instance.coming.pop(request_id)
-        self._end_beginning(coming.hashes[0], instance_id, request_id)
+        self._coming_prompts.remove(coming.hashes, instance_id)
         others = [
             each for each in instance.last_keys.pop(coming.last_key, ()) if each != request_id
         ]
         if others:
             instance.last_keys[coming.last_key] = others
-
-    def _end_beginning(
-        self, first_hash: int, instance_id: InstanceId, request_id: RequestId
-    ) -> None:
-        of_instances = self._beginnings[first_hash]
-        del of_instances[instance_id][request_id]
-        if not of_instances[instance_id]:
-            del of_instances[instance_id]
-            if not of_instances:
-                del self._beginnings[first_hash]
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,17 +342,6 @@ def _full_keys(
     keys = hashes[step - 1 : max_tokens // group.block_size * step : step]
     mask = cache_key(0, group.index)
     return [each ^ mask for each in keys] if mask else keys
-
-
-def _longest_prefix(hashes: Sequence[int], others: Sequence[int], at_least: int) -> int:
-    """The number of hashes that both begin with, if it is more than this; else this. A hash says
-    what is before it, too."""
-    end = min(len(hashes), len(others))
-    if at_least >= end or hashes[at_least] != others[at_least]:
-        return at_least
-    return bisect_left(
-        range(end), True, at_least + 1, key=lambda place: hashes[place] != others[place]
-    )
 
 
 def _last_key(hashes: Sequence[int], layout: CacheLayout) -> int | None:

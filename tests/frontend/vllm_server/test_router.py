@@ -1,6 +1,7 @@
 """The router towards vLLM's engine-core client: its sockets and its requests."""
 
 import asyncio
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,19 +16,29 @@ pytest.importorskip("vllm")
 
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import SamplingParams
-from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, EngineCoreRequestType, FinishReason
+from vllm.v1.engine import (
+    EngineCoreEvent,
+    EngineCoreEventType,
+    EngineCoreOutput,
+    EngineCoreRequest,
+    EngineCoreRequestType,
+    FinishReason,
+)
 from vllm.v1.serial_utils import MsgpackEncoder
 
 from sterna.config import OnInstanceFailure
 from sterna.engine.vllm.payload import decode_request
+from sterna.frontend.metrics.latencies import Latency
 from sterna.frontend.requests.request_effects import Failure
 from sterna.frontend.vllm_server import router as router_module
 from sterna.frontend.vllm_server.router import Router
 from sterna.messages.actors import (
     AbortRequests,
     AddRequest,
+    AdminReply,
     CancelDispatch,
     ClusterStats,
+    DescribeHistory,
     FrontendMember,
     Heartbeat,
     InstanceStats,
@@ -237,6 +248,36 @@ def test_a_request_that_dies_with_its_instance_goes_on_behind_what_its_client_ha
         output = await world.client.receive_output()
         assert (output.request_id, output.new_token_ids) == ("r1", [12])
         assert output.finish_reason == FinishReason.LENGTH
+
+    run(test)
+
+
+def test_a_preemption_counts_unless_it_is_of_an_attempt_that_was_given_up(run):
+    async def test(world: World) -> None:
+        i0, i1 = world.cluster.i0, world.cluster.i1
+        preempted = [
+            EngineCoreEvent.new_event(each)
+            for each in (EngineCoreEventType.PREEMPTED, EngineCoreEventType.SCHEDULED)
+        ]
+        tern = "cmpl-tern-0-9f86d081"
+        await world.client.add(request(tern))
+        await i0.get_request()
+        i0.send_tokens(tern, 0, [10])
+        i0.send_tokens(tern, 1, [11], events=preempted)
+        for _ in range(2):
+            await world.client.receive()
+        world.cluster.announce(i1)
+        await i1.get_request()
+        i0.send_tokens(tern, 2, [99], events=preempted)
+        i1.send_tokens(f"{tern}+1", 2, [12])
+        await world.client.receive()
+        # After what it said before.
+        i0.send(DescribeHistory(i0.mailbox.address, 1, "tern"))
+        reply, _ = await i0.get(AdminReply)
+        (history,) = json.loads(reply.body)
+        kinds = [each["event"] for each in history["events"]]
+        assert (kinds.count("preempted"), kinds.count("resumed")) == (1, 1)
+        assert len(world.router._latencies.take()[Latency.PREEMPTION, "normal"]) == 1
 
     run(test)
 

@@ -101,7 +101,8 @@ class Histories:
     def __init__(self) -> None:
         self._live: dict[RequestId, _History] = {}
         self.awaited: set[RequestId] = set()
-        """Live requests whose next output enters an event. That of others need not be reported."""
+        """Live requests whose next output changes what is known of them. That of others need not be
+        reported."""
         self._ended: OrderedDict[RequestId, _History] = OrderedDict()
         self._by_client_id: dict[str, deque[_History]] = {}
         self._dispatches: deque[_Recent] = deque(maxlen=MAX_RECENT)
@@ -176,16 +177,18 @@ class Histories:
 
     def on_engine_events(
         self, attempt_id: RequestId, annotations: Annotations, now_s: float
-    ) -> None:
-        """An output of this attempt has come with events of its engine."""
+    ) -> bool:
+        """An output of this attempt has come with events of its engine. Returns whether they count:
+        those of an attempt that has been given up do not."""
         history = self._of(attempt_id)
         if history is None or history.attempt_id != attempt_id:
-            return
+            return False
         history.cached_tokens = annotations.cached_tokens
         for kind, ago_s in annotations.events:
             preempted = _enter_engines(history, kind, now_s - ago_s)
             if preempted is not None:
                 self._note(attempt_id, history, preempted, now_s)
+        return True
 
     def on_output(self, request_id: RequestId, now_s: float) -> None:
         """Tokens of a request in `awaited` have come, after the events of their output."""

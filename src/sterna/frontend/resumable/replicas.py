@@ -50,8 +50,8 @@ class Record:
     Attributes:
         payloads: one for each group.
         is_over: its answer has ended.
-        takeovers: of each, in order, the front end that took the stream over, and the number of
-            groups in the record then. What the one before had sent beyond these died with it.
+        takeovers: each takeover, in order: the front end that took the stream over, and the number
+            of groups in the record then. What the one before had sent beyond these died with it.
         num_bytes: approximate memory.
     """
 

@@ -296,7 +296,7 @@ class Router:
         return self._histories.recent(question.last_s, _now_s())
 
     def _note(self, message: RequestMessage, payloads: Sequence[bytes]) -> None:
-        """Enter into the histories what the message alone says."""
+        """Enter into histories and latencies what the message alone says."""
         match message:
             case TokenBatch(_, spans):
                 for span, payload in zip(spans, payloads, strict=True):
@@ -311,7 +311,8 @@ class Router:
                 self._histories.on_held(request_ids, room_tokens, _now_s())
 
     def _note_engine_events(self, attempt_id: RequestId, annotations: Annotations) -> None:
-        self._histories.on_engine_events(attempt_id, annotations, _now_s())
+        if not self._histories.on_engine_events(attempt_id, annotations, _now_s()):
+            return
         for kind, ago_s in annotations.events:
             if kind == EventType.PREEMPTED:
                 self._latencies.on_preempted(without_attempt(attempt_id), ago_s)
