@@ -381,7 +381,7 @@ class FrontendStreams:
         if log is None:
             raise Violation(f"{self._host.name} takes {stream_id} over and has it already")
         self._world.counts["stream taken over"] += 1
-        horizon, given = ResumeValidity(record.ends), Given(stream_id, len(record.groups))
+        horizon, given = ResumeValidity(record.takeovers), Given(stream_id, len(record.groups))
         served = Served(decode_ask(record.body), log, horizon, given)
         self._served[stream_id] = served
         self._logs.on_unread(log, now_s)
