@@ -453,6 +453,7 @@ def test_compiled_engines_give_the_same_bits_in_any_small_run(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @given(small_runs())
 @settings(max_examples=2_000, deadline=None, suppress_health_check=list(HealthCheck))
 def test_compiled_engines_give_the_same_bits_in_many_small_runs(

@@ -104,6 +104,7 @@ def test_a_case_that_does_not_exist_is_refused() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_a_quick_run_has_a_row_for_each_policy_and_its_prediction() -> None:
     command = [sys.executable, "-m", "bench.paced", "M-M, 4 instances", "--quick"]
     done = subprocess.run(

@@ -47,6 +47,7 @@ def test_what_does_not_exist_is_refused(options: tuple[str, str]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(2000)
 def test_a_quick_run_has_a_row_for_each_side() -> None:
     done = subprocess.run(
         [*COMMAND, "--quick", "--rounds", "1", "--replicas", "2"],

@@ -77,6 +77,7 @@ def test_stacks_belong_to_their_innermost_file_that_is_known() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_a_quick_run_has_both_servers_and_emulated_instances() -> None:
     done = subprocess.run(
         [*COMMAND, "--quick", "--rounds", "1"],

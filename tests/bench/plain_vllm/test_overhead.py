@@ -112,6 +112,7 @@ def test_a_load_at_half_a_rate_needs_the_rate() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(2000)
 def test_a_quick_run_has_pairs_of_rows() -> None:
     done = subprocess.run(
         [*COMMAND, "--quick", "--rounds", "1", "--modes", "eager"],

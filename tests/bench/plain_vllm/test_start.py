@@ -43,6 +43,7 @@ def test_the_table_has_both_servers_and_leaves_out_what_is_not_known() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_a_quick_run_has_the_stages_of_both_servers() -> None:
     done = subprocess.run(
         [*COMMAND, "--quick", "--rounds", "1", "--replicas", "2"],

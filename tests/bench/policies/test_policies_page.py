@@ -162,6 +162,7 @@ def test_a_family_that_does_not_exist_is_refused() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_quick_run_goes_through_everything_and_writes_nothing(tmp_path: Path) -> None:
     chosen = [{"rule": rule, "policy": variant, "score_s": 1.0} for rule, variant in TUNED.items()]
     (tmp_path / "policies_search.json").write_text(json.dumps({"rows": chosen}))

@@ -68,7 +68,6 @@ def test_a_front_end_without_descriptors_lives_and_answers_when_it_has_some_agai
             client = socket.create_connection(("127.0.0.1", server.port))
             clients.append(client)
         until(lambda: process.num_fds() >= process.rlimit(resource.RLIMIT_NOFILE)[0] - 2, "full")
-        server.until_line("Too many open files", HANG_TIMEOUT_S)
     finally:
         for client in clients:
             client.close()

@@ -98,7 +98,7 @@ def test_a_stream_outlives_two_front_ends_and_can_be_read_when_it_is_over(
     )
     # When it can read the stream at the one that has it, the two know each other.
     probe = reader(server, "chat", "broken")
-    probe.events.append((0, ""))
+    probe.events, probe.last_id = [(0, "")], "0"
     read_elsewhere(probe, other, at_most=5)
     other.kill()
     broken.read_to_the_end()
