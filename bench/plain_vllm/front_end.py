@@ -1,4 +1,4 @@
-"""Costs of the front end: processor time of a server's HTTP process for a request and for a token,
+"""The front end's costs: processor time of a server's HTTP process for a request and for a token,
 beside vLLM's own API server.
 
 Both servers have one real engine with a tiny model, whose steps are so short that the front end has

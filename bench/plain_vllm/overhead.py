@@ -1,4 +1,4 @@
-"""Overhead of one instance that Sterna runs, beside plain `vllm serve`.
+"""The overhead of one instance that Sterna runs, beside plain `vllm serve`.
 
 Both servers have the same model and the same options of vLLM; vLLM's own client sends the same
 requests to one after the other. A round has each server once with the compiled model and once

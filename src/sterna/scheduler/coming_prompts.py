@@ -17,7 +17,7 @@ Hashes = Sequence[int]
 
 @dataclass(slots=True)
 class _Piece:
-    """What all prompts below share behind their earlier pieces: `hashes[begin:end]`.
+    """Blocks that all prompts below have behind their earlier pieces: `hashes[begin:end]`.
 
     Attributes:
         numbers: of the prompts that have it, by instance.

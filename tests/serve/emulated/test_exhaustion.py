@@ -1,4 +1,4 @@
-"""A server whose disk is full, or that may not open more files: less of it, and no crash."""
+"""Exhaustion of a server's disk or file descriptors: it serves less, and does not crash."""
 
 import contextlib
 import resource
