@@ -9,6 +9,7 @@ mistake that is not found in `MAX_SEEDS_A_MISTAKE` seeds is a gap in the simulat
 
 import textwrap
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,15 +30,17 @@ COMMAND = "python -m bench.simulation.sim_soak --planted"
 PAGE = results_io.ROOT / "docs" / "internals" / "fault_simulation.md"
 
 
-def search(plan: FaultPlan, num_workers: int, results: Path | None) -> int:
+def search(overlap: bool, num_workers: int, results: Path | None) -> int:
     """Search for all mistakes; returns the exit code.
 
     Args:
+        overlap: whether components may die while another is down; nothing is written then.
         results: folder of the JSON; None: the default folder, and the table goes into the page.
     """
     rows: list[dict[str, Any]] = []
     with workers(num_workers) as (pool, stop):
         for mistake in MISTAKES:
+            plan = replace(mistake.plan, overlap=overlap)
             row = _row(mistake, plan, pool, stop)
             if stop.is_wanted:
                 print("interrupted; nothing is written")
@@ -45,7 +48,7 @@ def search(plan: FaultPlan, num_workers: int, results: Path | None) -> int:
             rows.append(row)
             print(_line(row), flush=True)
     num_found = sum(each["found_after_seeds"] is not None for each in rows)
-    if not plan.overlap:
+    if not overlap:
         path = results_io.write(
             "sim_planted",
             {"workers": num_workers, "max_seeds_a_mistake": MAX_SEEDS_A_MISTAKE},

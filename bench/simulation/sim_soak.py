@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def run() -> None:
         nonlocal exit_code
         if options.planted:
-            exit_code = sim_planted.search(plan, options.workers, options.results)
+            exit_code = sim_planted.search(options.overlap, options.workers, options.results)
         else:
             exit_code = _soak(options, plan)
 

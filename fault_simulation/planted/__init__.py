@@ -4,13 +4,14 @@ Some are mistakes of earlier implementations of the paper; the others leave out 
 arguments. Each replaces a class whose code decides; production code knows nothing of them.
 
 Offers: nothing.
-Imports: config, engine, errors, fault_simulation.engine, fault_simulation.oracle,
-    fault_simulation.processes, frontend.requests, frontend.resumable, instance, messages,
-    messaging, migration, migration.messages, scheduler, supervisor, types.
+Imports: config, engine, errors, fault_simulation.adversary, fault_simulation.engine,
+    fault_simulation.oracle, fault_simulation.processes, frontend.requests, frontend.resumable,
+    instance, messages, messaging, migration, migration.messages, scheduler, supervisor, types.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from fault_simulation.adversary.faults import LOST_VERDICTS, FaultPlan
 from fault_simulation.engine.engine import SimulatedEngine
 from fault_simulation.planted.caches import (
     AdoptsWhatIsBehind,
@@ -105,10 +106,12 @@ class Mistake:
 
     Attributes:
         name: what is wrong, in words.
+        plan: the faults that show it.
     """
 
     name: str
     cores: Cores
+    plan: FaultPlan = field(default_factory=FaultPlan)
 
 
 def _on_instances(name: str, core: type[InstanceCore]) -> Mistake:
@@ -146,7 +149,7 @@ MISTAKES = (
     Mistake(
         "a stream waits for a scheduler that held it and died", Cores(frontend=TrustsTheHolder)
     ),
-    Mistake("the front end does not cut repeats", Cores(frontend=DeliversRepeats)),
+    Mistake("the front end does not cut repeats", Cores(frontend=DeliversRepeats), LOST_VERDICTS),
     Mistake("the front end does not wait for missing tokens", Cores(frontend=DeliversOutOfOrder)),
     Mistake("the front end asks only once who has a request", Cores(frontend=AsksOnceForOwners)),
     Mistake(

@@ -29,6 +29,7 @@ QUICK = {
     "the supervisor does not wait for a lease": "that has it lives",
     "a receiver does not ask for what is missing": "has not ended after",
     "the front end waits for tokens that were lost": "has not ended after",
+    "the front end does not cut repeats": "from another history than its client has",
     "a receipt confirms what is missing": "which has not arrived",
     "repeated messages are handed over": "is the next",
     "a page behind the window is adopted": "wrong KV in group",
@@ -53,7 +54,7 @@ QUICK = {
 def violation(mistake: Mistake, num_seeds: int) -> str | None:
     """The first broken promise in so many seeds."""
     for seed in range(num_seeds):
-        result = run_seed(seed, cores=mistake.cores)
+        result = run_seed(seed, mistake.plan, mistake.cores)
         if result.violation is not None:
             return result.violation
     return None
