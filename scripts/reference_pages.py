@@ -16,8 +16,12 @@ from typing import get_args
 import msgspec
 
 from sterna.cli.main import command_parsers
-from sterna.cli.options.option_tables import OptionTable
+from sterna.cli.options.option_tables import OptionTable, add_options
 from sterna.cli.serve import serve_options
+from sterna.cli.serve.cluster_address import TRANSPORT
+from sterna.cli.serve.door_options import DOOR
+from sterna.cli.serve.priority_options import PRIORITIES
+from sterna.cli.serve.scaling_options import INSTANCES, SCALING
 from sterna.frontend.http.routes import PREFIXES, ROUTES, Access, Route
 from sterna.frontend.operators import admin_routes
 from sterna.messages import actors, streams
@@ -31,11 +35,11 @@ WRITTEN = "<!-- written by scripts/reference_pages.py -->"
 GROUPS: Mapping[str, tuple[OptionTable, ...]] = {
     "Engine": (serve_options.ENGINE,),
     "Servers": (serve_options.SERVERS,),
-    "Instances and auto-scaling": (serve_options.INSTANCES, serve_options.SCALING),
+    "Instances and auto-scaling": (INSTANCES, SCALING),
     "Scheduling": (serve_options.POLICY, serve_options.LLUMLET),
-    "Priorities and keys": (serve_options.PRIORITIES,),
-    "Network": (serve_options.TRANSPORT,),
-    "Clients and limits": (serve_options.DOOR,),
+    "Priorities and keys": (PRIORITIES,),
+    "Network": (TRANSPORT,),
+    "Clients and limits": (DOOR,),
     "Failures": (serve_options.FAILURES,),
 }
 """The options of `sterna serve`, by what they concern."""
@@ -80,13 +84,13 @@ def _options() -> str:
 
 def _parser_of(table: OptionTable) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(add_help=False)
-    serve_options.add_options(parser, table)
+    add_options(parser, table)
     return parser
 
 
 def _rows(parser: argparse.ArgumentParser) -> Iterator[tuple[str, ...]]:
     """One row for each argument: its name, its help and its default."""
-    formatter = parser.formatter_class(parser.prog)
+    formatter = parser._get_formatter()
     for action in parser._actions:
         if isinstance(action, argparse._HelpAction) or action.help is argparse.SUPPRESS:
             continue

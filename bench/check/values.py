@@ -57,7 +57,7 @@ def _decisions(rows: Sequence[Row]) -> float | None:
     }
     if not all(found.values()):
         return None
-    return median(found["sterna"]) / median(found["round-robin"])
+    return float(median(found["sterna"]) / median(found["round-robin"]))
 
 
 def _simulation(rows: Sequence[Row]) -> float | None:

@@ -77,7 +77,7 @@ class Destination:
             while header := _received(connection, _LENGTH.size):
                 (num_bytes,) = _LENGTH.unpack(header)
                 if self._shared is None:
-                    _receive_into(connection, memoryview(self.buffer)[:num_bytes])
+                    _receive_into(connection, self.buffer.data[:num_bytes])
                 else:
                     self._copy_from(self._shared, connection, num_bytes)
                 self._notify()
@@ -107,7 +107,7 @@ class _Tcp:
 
     def send(self, num_bytes: int) -> None:
         self._socket.sendall(_LENGTH.pack(num_bytes))
-        whole = memoryview(self._buffer)[:num_bytes]
+        whole = self._buffer.data[:num_bytes]
         for begin in range(0, num_bytes, self._chunk_bytes):
             self._socket.sendall(whole[begin : begin + self._chunk_bytes])
 

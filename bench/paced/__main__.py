@@ -20,9 +20,10 @@ from pathlib import Path
 from bench.common import results_io
 from bench.common.command import end_like_ctrl_c, ended
 from bench.common.pages import goal_list
+from bench.common.tables import Row
 from bench.paced import report
 from bench.paced.cases import CASES, POLICIES, Case, tiny_model
-from bench.paced.runs import PACED, SIMULATED, Row, job_of, paced_row, simulated_row
+from bench.paced.runs import PACED, SIMULATED, job_of, paced_row, simulated_row
 from bench.serving.comparing import add_round_options, in_turn, rows_in_rounds
 from bench.serving.measured import LOGS, Notes
 from sterna.workload.catalog import has_drawn_lengths

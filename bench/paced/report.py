@@ -5,8 +5,8 @@ from statistics import fmean
 
 from bench.common.comparison import Factor, factor
 from bench.common.pages import Goal
-from bench.common.tables import markdown_table, number
-from bench.paced.runs import PACED, SIMULATED, Row
+from bench.common.tables import Row, markdown_table, number
+from bench.paced.runs import PACED, SIMULATED
 
 BASE = "llumnix"
 """The policy that factors refer to."""

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from bench.common import results_io
@@ -110,10 +110,9 @@ def _measure(options: argparse.Namespace, rows: list[Row], folder: Path) -> None
                 if (mode, name, seed) in known:
                     continue
                 notes.say(f"round {seed} of {options.rounds}: {name}, {mode}")
-                log = LOGS / NAME / f"{name}-{mode}-{seed}.log"
-                rows += _rows_of_server(
-                    name, mode, more, loads, idle_s, model, seed, _rates(rows, mode), log, notes
-                )
+                server = _Server(name, mode, seed, (*ENGINE_OPTIONS, *MODES[mode], *more))
+                rates = _rates(rows, mode)
+                rows += _rows_of_server(server, model, loads, rates, idle_s, notes)
                 config = {
                     "model": model.name,
                     "engine_options": [*ENGINE_OPTIONS, *more],
@@ -145,31 +144,50 @@ def _rates(rows: Sequence[Row], mode: str) -> dict[int, float]:
     return rates
 
 
+@dataclass(frozen=True, slots=True)
+class _Server:
+    side: str
+    mode: str
+    seed: int
+    options: Sequence[str]
+
+    @property
+    def log(self) -> Path:
+        return LOGS / NAME / f"{self.side}-{self.mode}-{self.seed}.log"
+
+
 def _rows_of_server(
-    name: str,
-    mode: str,
-    more: Sequence[str],
-    loads: Sequence[Load],
-    idle_s: float,
+    server: _Server,
     model: Path,
-    seed: int,
+    loads: Sequence[Load],
     rates: dict[int, float],
-    log: Path,
+    idle_s: float,
     notes: Notes,
 ) -> list[Row]:
-    program, options = SIDES[name]
-    labels = {"mode": mode, "side": name, "seed": seed, "commit": results_io.measured_commit()}
+    """Start the server and measure it under each load.
+
+    Args:
+        rates: requests a second of the loads at half the rate, by the length of prompts in tokens;
+            those that are missing are entered.
+    """
+    program, options = SIDES[server.side]
+    labels = {
+        "mode": server.mode,
+        "side": server.side,
+        "seed": server.seed,
+        "commit": results_io.measured_commit(),
+    }
     rows: list[Row] = []
-    log.parent.mkdir(parents=True, exist_ok=True)
+    server.log.parent.mkdir(parents=True, exist_ok=True)
     begun_s = time.monotonic()
-    arguments = (str(model), *ENGINE_OPTIONS, *MODES[mode], *more, *options)
-    with served(arguments, log=log, program=program) as url:
+    arguments = (str(model), *server.options, *options)
+    with served(arguments, log=server.log, program=program) as url:
         start_s = time.monotonic() - begun_s
         for number, load in enumerate(loads):
             rate = None if load.is_saturated else rates[load.prompt_tokens]
             others, used_s = ForeignLoad(), descendants_cpu_s()
             with _busy_core() if load.with_busy_core else contextlib.nullcontext():
-                row = measure(url, model, load, rate=rate, seed=1_000 * seed + number)
+                row = measure(url, model, load, rate=rate, seed=1_000 * server.seed + number)
             # The other program has ended, and its time counts no longer.
             row["server_cpu_s"] = rounded(descendants_cpu_s() - used_s)
             row["foreign_cores"] = round(others.cores(), 2)

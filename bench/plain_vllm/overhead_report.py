@@ -80,8 +80,8 @@ def markdown(rows: Sequence[Row]) -> str:
         for side in (VLLM, STERNA)
     ]
     starts = [f"start, {mode} [s]" for mode in _modes(rows)]
-    header = ("server", "processor time a minute [s]", "memory [MiB]", *starts)
-    parts.append(markdown_table(header, idle_lines))
+    idle_header = ("server", "processor time a minute [s]", "memory [MiB]", *starts)
+    parts.append(markdown_table(idle_header, idle_lines))
     parts.append(goal_list([asdict(each) for each in goals(rows)]))
     return "\n\n".join(parts)
 
@@ -144,7 +144,7 @@ def _tpot(row: Row) -> float:
 
 def _cpu(row: Row) -> float:
     """Processor time of all of the server's processes for a token, in ms."""
-    return 1_000 * float(row["server_cpu_s"]) / (row["tokens_per_s"] * row["duration_s"])
+    return 1_000 * float(row["server_cpu_s"] / (row["tokens_per_s"] * row["duration_s"]))
 
 
 def throughput_ratio(rows: Sequence[Row], mode: str, load: str) -> float | None:

@@ -16,11 +16,11 @@ def main() -> None:
     """Become `vllm`, with this process's arguments."""
     find = importlib.metadata.version
 
-    def version(name: str) -> str:
+    def version(distribution_name: str) -> str:
         try:
-            return find(name)
+            return find(distribution_name)
         except importlib.metadata.PackageNotFoundError:
-            if name != "vllm":
+            if distribution_name != "vllm":
                 raise
             return f"{find(CPU_PACKAGE)}+cpu"
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, fields
 
 from bench.paper.points import paper_points
+from sterna.engine.emulated.durations import CopyTime, StepTime
 from sterna.simulator.paper import COPY_TIME, SERVING_STEP_TIME
 
 SCALING_STEPS = ((20, 160), (80, 480), (160, 960), (320, 1_920))
@@ -47,7 +48,7 @@ class Family:
 
 def _serving_options() -> tuple[str, ...]:
     """The paper's engines, with the costs of serving."""
-    parts = {"step_time": SERVING_STEP_TIME, "copy_time": COPY_TIME}
+    parts: dict[str, StepTime | CopyTime] = {"step_time": SERVING_STEP_TIME, "copy_time": COPY_TIME}
     return tuple(
         text
         for name, part in parts.items()

@@ -1,6 +1,7 @@
 """The part of docs/policies.md that is written from the results. Pure, from rows alone."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 from bench.common.comparison import best, factor, mean
 from bench.common.pages import Goal, goal_list
@@ -292,7 +293,7 @@ def _prefix_goals(rows: Sequence[Row]) -> list[Goal]:
                     ttft.mean >= 1 and tpot.mean >= 1,
                 )
             )
-        peer = best(lambda each, of=of: of("ttft_p99_s", each), peers)
+        peer = best(partial(of, "ttft_p99_s"), peers)
         if peer is not None:
             p99 = factor(rows, "ttft_p99_s", STERNA, peer[0], [point.name])
             if p99 is not None:

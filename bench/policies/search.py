@@ -18,11 +18,14 @@ SEEDS = (101, 102)
 
 def searched(family: Family, *, is_quick: bool, num_processes: int | None) -> list[Row]:
     """A row for each combination: its rule, its variant, and its score, the best one first."""
-    points = [each for each in family.points if each.chooses]
     variants = {name: combinations(name) for name in GRIDS}
     every = [each for of_rule in variants.values() for each in of_rule]
-    competing = dict.fromkeys(points, every)
-    rows = rows_of(family, competing, SEEDS, is_quick=is_quick, num_processes=num_processes)
+    rows: list[Row] = []
+    for point in family.points:
+        if point.chooses:
+            rows += rows_of(
+                family.name, point, every, SEEDS, is_quick=is_quick, num_processes=num_processes
+            )
     scores = {each: score(rows, each) for each in every}
     return [
         {"rule": rule, "policy": each, "score_s": scores[each]}

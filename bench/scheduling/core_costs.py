@@ -41,7 +41,8 @@ def core_row(policy_name: str, num_instances: int, num_decisions: int, seed: int
     cluster = MadeCluster(num_instances, seed)
     core = SchedulerCore(replace(preset(policy_name), round_interval_s=1e9), now_s=0.0)
     core.on_membership(cluster.membership(), 0.0)
-    for report in (*cluster.caches(), *cluster.loads()):
+    reports: list[CacheReport | LoadReport] = [*cluster.caches(), *cluster.loads()]
+    for report in reports:
         core.on_message(report, 0.0)
     timed = _Timed(core)
     computing: deque[tuple[InstanceId, DispatchRequest]] = deque()

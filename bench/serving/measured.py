@@ -200,13 +200,15 @@ def _values(run: ServedRun, metric: str, priority: Priority | None) -> Values:
     end_s, num_tokens = records.end_s[those], records.output_tokens[those]
     match metric:
         case "ttft_s":
-            return first_s - arrival_s
+            values: Values = first_s - arrival_s
         case "request_s":
-            return end_s - arrival_s
+            values = end_s - arrival_s
         case "tpot_s":
             has_decoded = num_tokens > 1
-            return ((end_s - first_s)[has_decoded]) / (num_tokens - 1)[has_decoded]
-    raise AssertionError(metric)
+            values = ((end_s - first_s)[has_decoded]) / (num_tokens - 1)[has_decoded]
+        case _:
+            raise AssertionError(metric)
+    return values
 
 
 def cell(values: Values) -> dict[str, Any]:

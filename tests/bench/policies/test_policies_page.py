@@ -12,9 +12,9 @@ import pytest
 
 from bench.common.pages import END, begin_mark
 from bench.common.results_io import ROOT
-from bench.policies import report
+from bench.policies import report, search
 from bench.policies.__main__ import COMMAND, PAGE
-from bench.policies.contenders import LLUMNIX, STERNA, contenders
+from bench.policies.contenders import GRIDS, LLUMNIX, STERNA, combinations, contenders
 from bench.policies.families import FAMILIES, PREFIXES, REASONING
 from bench.policies.measures import METRICS, THIRD_METRICS, by_reuse
 from bench.policies.plots import draw_prefixes
@@ -145,6 +145,19 @@ def test_points_run_as_the_command_would_run_them() -> None:
     assert [row["policy"] for row in found] == ["sterna", "dynamo"]
     assert all(row["n"] == 100 and row["prefix_reuse"] > 0 for row in found)
     assert all(row["ttft_p99_long_s"] >= row["ttft_mean_s"] for row in found)
+
+
+def test_the_search_takes_the_best_variant_over_all_points_of_choice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(search, "GRIDS", {"sglang": GRIDS["sglang"]})
+    points = tuple(each for each in PREFIXES.points if each.name in ("agents", "1 system prompt"))
+    found = search.searched(replace(PREFIXES, points=points), is_quick=True, num_processes=1)
+    assert {row["policy"] for row in found} == set(combinations("sglang"))
+    scores = [row["score_s"] for row in found]
+    assert scores == sorted(scores)
+    assert scores[0] < scores[-1]
+    assert search.tuned(found) == {"sglang": found[0]["policy"]}
 
 
 def test_the_page_has_a_place_for_the_tables() -> None:
