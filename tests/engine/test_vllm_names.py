@@ -37,7 +37,6 @@ def test_the_source_is_found() -> None:
 
 
 @pytest.mark.vllm
-@pytest.mark.slow
 def test_the_installed_vllm_has_every_name() -> None:
     found = importlib.util.find_spec("vllm")
     if found is None or found.origin is None:
@@ -73,6 +72,11 @@ def test_the_installed_vllm_has_every_name() -> None:
         ),
         (
             f"{IMPORT}class A:\n r: Request\n def g(self): self.r.a",
+            [REQUEST, REQUEST.then("a")],
+        ),
+        (
+            f"{IMPORT}class A:\n def pop(self) -> Request: ...\n"
+            " def g(self): self.pop().a, self.x.pop().b",
             [REQUEST, REQUEST.then("a")],
         ),
         (f"{IMPORT}Request.KIND.value", [REQUEST, REQUEST.then("KIND")]),
