@@ -1,8 +1,9 @@
 """docs/internals/failure_tests.md: each promise of the operations pages names tests, and each test
-is run by the target that the page names for it."""
+is run by the target that the page names for it; and tables of these pages that follow the code."""
 
 import re
 
+from sterna.migration.messages import Reason
 from tests.collected import ROOT, Function, Selection, selection_of
 
 DOCS = ROOT / "docs"
@@ -75,3 +76,10 @@ def test_no_test_is_named_in_another_way() -> None:
     known = [*CLAIM.findall(PAGE), *re.findall(r"`(tests/[\w/]+\.py)`", PAGE)]
     in_commands = re.findall(r"ARGS=\"tests/\S+\.py", PAGE)
     assert len(named) == len(known) + len(in_commands)
+
+
+def test_the_page_of_explanations_has_every_reason_why_a_request_did_not_move() -> None:
+    page = (DOCS / "operations" / "explain.md").read_text("utf-8")
+    section = page.partition("### Why a request did not move\n")[2]
+    found = re.findall(r"^\| `(\w+)` \| (.*) \|$", section, re.MULTILINE)
+    assert found == [(each.name.lower(), each.value) for each in Reason]

@@ -195,8 +195,8 @@ class MoveEnded(msgspec.Struct, frozen=True, tag=True):
     history alone: it may be lost, and has no effect.
 
     Attributes:
-        outcome: see `MigrationEnd`.
-        suspended_s: see `MigrationEnd`.
+        outcome: `COMMITTED`, or the reason why the request stayed, in lower case.
+        suspended_s: time for which the request was in no batch.
         reason: of the scheduler, when it set this destination last; None for an operator's order.
     """
 
