@@ -59,14 +59,26 @@ def plot(document: Mapping[str, Any], path: Path) -> None:
 
 
 def _headline(document: Mapping[str, Any]) -> str:
-    hardware, config = document["hardware"], document["config"]
+    hardware, rows = document["hardware"], document["rows"]
+    live = _counted(row for row in rows if row["mode"] == "live" and row["busy"])
+    recompute = _counted(row for row in rows if row["mode"] == "recompute")
+    others = _counted(
+        row
+        for row in rows
+        if row["mode"] != "recompute" and not (row["mode"] == "live" and row["busy"])
+    )
     return (
         f"Measured on {document['date'][:10]} at commit {document['commit']}: "
-        f"{hardware['cpu']}, {hardware['num_cores']} cores, {config['model']}, "
-        f"two instances on one host. Medians of {config['num_samples']} migrations "
-        f"({config['num_busy_live_samples']} for live ones between busy instances, "
-        f"{config['num_recompute_samples']} for recompute).{_noise(document['rows'])}"
+        f"{hardware['cpu']}, {hardware['num_cores']} cores, {document['config']['model']}, "
+        f"two instances on one host. Medians of {others} migrations ({live} for live ones between "
+        f"busy instances, {recompute} for recompute).{_noise(rows)}"
     )
+
+
+def _counted(rows: Iterable[Row]) -> str:
+    """The number of samples of each row, or the smallest and the largest."""
+    counts = sorted({row["n"] for row in rows})
+    return " to ".join(str(each) for each in dict.fromkeys((*counts[:1], *counts[-1:])))
 
 
 def _noise(rows: Sequence[Row]) -> str:

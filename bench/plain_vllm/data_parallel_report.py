@@ -1,6 +1,7 @@
 """The results of `sterna bench data-parallel`: tables for each number of replicas. Pure, from rows
 alone."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
@@ -29,9 +30,11 @@ def markdown(rows: Sequence[Row]) -> str:
     parts = ["\n".join(f"- **{each.name}**: {each.says}" for each in known)]
     for num_replicas in sorted({row["replicas"] for row in rows}):
         of_number = [row for row in rows if row["replicas"] == num_replicas]
-        num_rounds = len({row["seed"] for row in of_number})
+        rounds = Counter(row["side"] for row in of_number)
+        few, many = min(rounds.values()), max(rounds.values())
+        what = f"{many} rounds" if few == many else f"{few} to {many} rounds"
         parts += [
-            f"**{num_replicas} replicas**, means over {num_rounds} rounds:",
+            f"**{num_replicas} replicas**, means over {what}:",
             _absolute(of_number),
             f"{STERNA} against the others, with 90 % intervals over the rounds; above 1 is better:",
             _factors(of_number),

@@ -1,1 +1,1 @@
-"""The simulator: its speed, its faults found and planted, its model, its fidelity to the paper."""
+"""The simulator's speed and fidelity, the fault simulation, and the model of the handshake."""

@@ -1,6 +1,6 @@
 """An emulated engine in virtual time, whose KV cache can be wrong.
 
-As `engine.emulated.driver`: commands run between two steps in the order of their calls, tokens go
+As `engine.emulated.emulated_engine`: commands run between two steps in the order of their calls, tokens go
 out when a step ends, then the view. Reports to its instance go, in order, through a queue with
 delays of its own, as between a step thread and an event loop.
 

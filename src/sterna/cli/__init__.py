@@ -1,4 +1,5 @@
-"""The `sterna` command: one module for each subcommand, or a folder where one has many options.
+"""The `sterna` command: a module for each subcommand, or a folder for large ones and for those of
+operators; `checkout` has the two that need a clone.
 
 `main` has the parser and the exit codes. What a command does is elsewhere; here are its arguments,
 and what it prints.

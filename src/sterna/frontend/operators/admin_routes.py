@@ -2,7 +2,7 @@
 
     GET  /admin/instances   [{id, state, total_tokens, used_tokens, freeness, running, queuing,
                               migrating, head_demand_tokens, preemptions, migrations_committed,
-                              migrations_aborted}]
+                              migrations_aborted, generation, note}]
     GET  /admin/requests    [{id, instance, status, num_tokens, ...}]; ?timeout_s=2: of the
                               instances that answer within this time
     GET  /admin/explain     ?request=ID: [{id, state, instance, events: [{at_s, event, ...}], ...}]
