@@ -1,8 +1,8 @@
 """An emulated engine in virtual time, whose KV cache can be wrong.
 
-As `engine.emulated.emulated_engine`: commands run between two steps in the order of their calls, tokens go
-out when a step ends, then the view. Reports to its instance go, in order, through a queue with
-delays of its own, as between a step thread and an event loop.
+As `engine.emulated.emulated_engine`: commands run between two steps in the order of their calls,
+tokens go out when a step ends, then the view. Reports to its instance go, in order, through a queue
+with delays of its own, as between a step thread and an event loop.
 
 Blocks have no bytes here, but contents (`kv_cache`). Copies read the blocks of the tables that the
 source had when it planned the stage, or drained the request, as `engine.vllm` does. A request whose
