@@ -210,8 +210,8 @@ def _marks(*values: ast.expr) -> set[str]:
         match value:
             case ast.List(elts=each) | ast.Tuple(elts=each):
                 found |= _marks(*each)
-            case ast.Call(func=function):
-                found |= _marks(function)
+            case ast.Starred(value=inner) | ast.Call(func=inner):
+                found |= _marks(inner)
             case ast.Attribute(value=ast.Attribute(attr="mark"), attr=name):
                 found.add(name)
     return found

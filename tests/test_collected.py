@@ -42,9 +42,10 @@ def test_state_machines_are_tests() -> None:
     [
         "pytest tests/supervisor/test_fleet.py -k no_test_has_this_in_its_name",
         'pytest tests/supervisor/test_fleet.py -k "not_called_off and a_warm_instance"',
-        # Slow: by itself, by its file, by its folder, by its class.
+        # Slow: by itself, by its file in two ways, by its folder, by its class.
         "pytest tests/fault_simulation/test_planted.py -k unknown",
         "pytest tests/engine/test_vllm_scheduler.py -k kv_connector",
+        "pytest tests/deploy/test_dashboard.py",
         "pytest tests/serve/api/test_answers.py",
         "pytest tests/engine/emulated/test_conservation.py -k AtLength",
         # Not slow.
