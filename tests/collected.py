@@ -1,4 +1,4 @@
-"""Which tests a command of the documentation takes.
+"""Selection of tests by a command of the documentation.
 
 Read from the source, for to collect them would import everything that they use. Of a parameter the
 id counts where it is text or made by a function; other ids are the names of nothing.

@@ -1,4 +1,4 @@
-"""What commands of the documentation take is read as pytest reads it."""
+"""Selections of tests by commands of the documentation, as pytest reads them."""
 
 import re
 import subprocess

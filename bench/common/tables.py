@@ -1,7 +1,7 @@
 """Rows of results, and Markdown tables of them."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from sterna.metrics.summary import Distribution
@@ -38,6 +38,12 @@ def number(value: float | None) -> str:
         digits = 3 - (math.floor(math.log10(abs(value))) + 1 if value else 1)
         return f"{value:,.{max(0, digits)}f}"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.1e}"
+
+
+def span(counts: Collection[int]) -> str:
+    """The smallest and the largest count, or the one that all are; 0 for none."""
+    least, most = min(counts, default=0), max(counts, default=0)
+    return str(most) if least == most else f"{least} to {most}"
 
 
 def folded(summary: str, text: str) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.common.pages import Goal
+from bench.common.tables import span
 from bench.migration.goals import cost_goals, goals
 
 Row = Mapping[str, Any]
@@ -60,25 +61,18 @@ def plot(document: Mapping[str, Any], path: Path) -> None:
 
 def _headline(document: Mapping[str, Any]) -> str:
     hardware, rows = document["hardware"], document["rows"]
-    live = _counted(row for row in rows if row["mode"] == "live" and row["busy"])
-    recompute = _counted(row for row in rows if row["mode"] == "recompute")
-    others = _counted(
-        row
-        for row in rows
-        if row["mode"] != "recompute" and not (row["mode"] == "live" and row["busy"])
-    )
+    recompute = [row["n"] for row in rows if row["mode"] == "recompute"]
+    busy_live = [row["n"] for row in rows if row["mode"] == "live" and row["busy"]]
+    others = [
+        row["n"] for row in rows
+        if row["mode"] == "stop_copy" or (row["mode"] == "live" and not row["busy"])
+    ]  # fmt: skip
     return (
         f"Measured on {document['date'][:10]} at commit {document['commit']}: "
         f"{hardware['cpu']}, {hardware['num_cores']} cores, {document['config']['model']}, "
-        f"two instances on one host. Medians of {others} migrations ({live} for live ones between "
-        f"busy instances, {recompute} for recompute).{_noise(rows)}"
+        f"two instances on one host. Medians of {span(others)} migrations ({span(busy_live)} for "
+        f"live ones between busy instances, {span(recompute)} for recompute).{_noise(rows)}"
     )
-
-
-def _counted(rows: Iterable[Row]) -> str:
-    """The number of samples of each row, or the smallest and the largest."""
-    counts = sorted({row["n"] for row in rows})
-    return " to ".join(str(each) for each in dict.fromkeys((*counts[:1], *counts[-1:])))
 
 
 def _noise(rows: Sequence[Row]) -> str:

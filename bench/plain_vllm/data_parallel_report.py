@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from bench.common.comparison import factor
-from bench.common.tables import Row, markdown_table, number
+from bench.common.tables import Row, markdown_table, number, span
 from bench.plain_vllm.sides import SIDES, STERNA
 
 SHOWN: Mapping[str, tuple[str, float]] = {
@@ -31,10 +31,8 @@ def markdown(rows: Sequence[Row]) -> str:
     for num_replicas in sorted({row["replicas"] for row in rows}):
         of_number = [row for row in rows if row["replicas"] == num_replicas]
         rounds = Counter(row["side"] for row in of_number)
-        few, many = min(rounds.values()), max(rounds.values())
-        what = f"{many} rounds" if few == many else f"{few} to {many} rounds"
         parts += [
-            f"**{num_replicas} replicas**, means over {what}:",
+            f"**{num_replicas} replicas**, means over {span(rounds.values())} rounds:",
             _absolute(of_number),
             f"{STERNA} against the others, with 90 % intervals over the rounds; above 1 is better:",
             _factors(of_number),

@@ -1,5 +1,5 @@
-"""The front end's costs: processor time of a server's HTTP process for a request and for a token,
-beside vLLM's own API server.
+"""Processor time of a server's HTTP process for a request and for a token, beside vLLM's own API
+server.
 
 Both servers have one real engine with a tiny model, whose steps are so short that the front end has
 most of the work. A first load has short answers, a second one long answers, so that both costs are
