@@ -119,9 +119,10 @@ class Candidate:
         request.
         """
         load = self.load
-        in_flight_tokens = sum([request.demand_tokens for request in self.in_flight])
-        running_tokens = load.used_tokens + load.prefill_demand_tokens
-        return running_tokens + load.queued_demand_tokens + in_flight_tokens
+        load_tokens = load.used_tokens + load.prefill_demand_tokens + load.queued_demand_tokens
+        if self.in_flight:
+            load_tokens += sum([request.demand_tokens for request in self.in_flight])
+        return load_tokens
 
     @property
     def headrooms_tokens(self) -> float:
