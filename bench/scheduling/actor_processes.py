@@ -34,6 +34,7 @@ from sterna.messages.actors import (
 )
 from sterna.messaging.mailbox import Mailbox
 from sterna.policy.presets import preset
+from sterna.runtime.processes.process import collect_garbage_seldom
 from sterna.scheduler.shell import Scheduler
 from sterna.types import RequestId
 
@@ -162,6 +163,7 @@ async def _asked(
 
 
 async def _be_scheduler(policy_name: str) -> None:
+    collect_garbage_seldom()
     mailbox = Mailbox(LOOPBACK)
     print(mailbox.address, flush=True)
     await Scheduler(preset(policy_name), mailbox).run()

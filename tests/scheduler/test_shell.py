@@ -1,12 +1,10 @@
 """The global scheduler's driver: instances that start, wait in the warm pool, serve and leave."""
 
 import asyncio
-import gc
 from dataclasses import replace
 
 from msgspec import structs
 
-from bench.scheduling.made_cluster import MadeCluster
 from sterna.config import ScalingConfig
 from sterna.messages.actors import (
     Absent,
@@ -23,7 +21,7 @@ from sterna.messages.actors import (
     WireMessage,
 )
 from sterna.messaging.send_effects import ToMailbox
-from sterna.policy.presets import LLUMNIX, STERNA
+from sterna.policy.presets import LLUMNIX
 from sterna.scheduler.core import SchedulerCore
 from sterna.scheduler.shell import Scheduler
 from sterna.types import NORMAL, FrontendId, InstanceId, InstanceLoad, RequestId
@@ -122,37 +120,6 @@ def test_the_supervisor_hears_that_everything_of_its_loop_gets_its_turn() -> Non
     asyncio.run(scenario())
     first = next(each for each in outbox.sent if isinstance(each[1], Heartbeat))
     assert first == ("supervisor", Heartbeat("scheduler", 0, is_busy=False))
-
-
-def test_garbage_is_seldom_looked_for_in_what_is_known_of_many_prefix_caches() -> None:
-    """Requests would wait meanwhile. The thresholds are the process's, and come back."""
-    cluster = MadeCluster(256, seed=1)
-    reports = [*cluster.caches(), *cluster.loads()]
-    before = gc.get_threshold()
-    collections: list[dict[str, int]] = []
-
-    def on_collection(phase: str, info: dict[str, int]) -> None:
-        if phase == "stop":
-            collections.append(info)
-
-    async def scenario() -> None:
-        scheduler = Scheduler(STERNA, Outbox())
-        running = asyncio.create_task(scheduler.run())
-        await asyncio.sleep(0)
-        gc.callbacks.append(on_collection)
-        scheduler.on_membership(cluster.membership())
-        for message in reports:
-            scheduler.on_message(message, [])
-        for _ in range(1_000):
-            scheduler.on_message(cluster.request(), [])
-        gc.callbacks.remove(on_collection)
-        running.cancel()
-        await asyncio.wait({running})
-
-    asyncio.run(scenario())
-    # By default there would be 20.
-    assert len(collections) <= 4
-    assert gc.get_threshold() == before
 
 
 def test_an_instance_that_starts_counts_where_more_are_asked_for_and_a_warm_one_does_not() -> None:

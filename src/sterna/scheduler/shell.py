@@ -1,11 +1,9 @@
 """The global scheduler's shell: its pure core behind a mailbox and a clock (Section 4.3)."""
 
 import asyncio
-import contextlib
-import gc
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import msgspec
 
@@ -27,11 +25,6 @@ from sterna.scheduler.core import SchedulerCore, SchedulerEffect
 from sterna.scheduler.description import describe_instances
 
 logger = logging.getLogger(__name__)
-
-COLLECTION_THRESHOLDS = (10_000, 10, 100)
-"""Of Python's garbage collector, in the scheduler's process. By default it looks through what is
-known of prefix caches again and again, for up to tens of milliseconds with many instances, while
-requests wait. None of that is garbage: what the caches drop is freed at once."""
 
 
 class Scheduler:
@@ -63,11 +56,10 @@ class Scheduler:
     async def run(self) -> None:
         """Serve until cancelled."""
         self._tick()
-        with _rare_collections():
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._mailbox.deliver(self.on_message))
-                group.create_task(self._publish_stats())
-                group.create_task(self._beat())
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._mailbox.deliver(self.on_message))
+            group.create_task(self._publish_stats())
+            group.create_task(self._beat())
 
     async def _beat(self) -> None:
         """Send heartbeats forever: they show that all tasks of this loop get their turn."""
@@ -127,14 +119,3 @@ class Scheduler:
             return
         delay_s = max(0.0, deadline_s - time.monotonic())
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
-
-
-@contextlib.contextmanager
-def _rare_collections() -> Iterator[None]:
-    """Context in which Python seldom looks for garbage."""
-    thresholds = gc.get_threshold()
-    gc.set_threshold(*COLLECTION_THRESHOLDS)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*thresholds)

@@ -32,7 +32,7 @@ from sterna.errors import InstanceStartError
 from sterna.runtime.actors.addresses import own_host, own_node
 from sterna.runtime.actors.member_status import MemberStatus
 from sterna.runtime.processes.log_filters import drop_cancellations, drop_noise
-from sterna.runtime.processes.process import own_identity
+from sterna.runtime.processes.process import collect_garbage_seldom, own_identity
 from sterna.supervisor.failure_detector import ProcessIdentity
 from sterna.types import FrontendId, InstanceId
 
@@ -103,6 +103,7 @@ class _SchedulerActor:
         from sterna.scheduler.shell import Scheduler
 
         configure_logging(log_level)
+        collect_garbage_seldom()
         self._mailbox = Mailbox(own_host(host), keys)
         self._scheduler = Scheduler(in_server(policy), self._mailbox, scaling)
         self._serving = asyncio.create_task(self._serve())
@@ -273,6 +274,7 @@ class _FrontendActor:
         from sterna.messaging.mailbox import Mailbox
 
         configure_logging(log_level)
+        collect_garbage_seldom()
         self._mailbox = Mailbox(own_host(host), keys)
         await asyncio.wrap_future(self._imported)
         return self._mailbox.address

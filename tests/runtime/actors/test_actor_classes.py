@@ -1,0 +1,54 @@
+"""What actors do to their processes."""
+
+import asyncio
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from bench.scheduling.made_cluster import MadeCluster
+from sterna.policy.presets import STERNA
+from sterna.runtime.actors.actor_classes import _SchedulerActor
+from sterna.scheduler.core import SchedulerCore
+
+
+@pytest.fixture(autouse=True)
+def _thresholds_come_back() -> Iterator[None]:
+    thresholds = gc.get_threshold()
+    yield
+    gc.set_threshold(*thresholds)
+
+
+def test_the_schedulers_process_seldom_looks_for_garbage_in_what_it_knows_of_prefix_caches() -> (
+    None
+):
+    """Requests wait meanwhile."""
+
+    async def scenario() -> None:
+        # Without `__init__`, which asks Ray for the process.
+        actor = _SchedulerActor.__new__(_SchedulerActor)
+        await actor.start(STERNA, "127.0.0.1", "INFO", None)
+        actor._serving.cancel()
+        await asyncio.wait({actor._serving})
+        actor._mailbox.close()
+
+    cluster = MadeCluster(256, seed=1)
+    reports = [*cluster.caches(), *cluster.loads()]
+    requests = [cluster.request() for _ in range(1_000)]
+    core = SchedulerCore(STERNA, now_s=0.0)
+    collections: list[dict[str, int]] = []
+
+    def on_collection(phase: str, info: dict[str, int]) -> None:
+        if phase == "stop":
+            collections.append(info)
+
+    asyncio.run(scenario())
+    gc.callbacks.append(on_collection)
+    try:
+        core.on_membership(cluster.membership(), 0.0)
+        for message in (*reports, *requests):
+            core.on_message(message, 0.0)
+    finally:
+        gc.callbacks.remove(on_collection)
+    # By default there are 20.
+    assert len(collections) <= 6
