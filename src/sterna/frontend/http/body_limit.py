@@ -9,7 +9,7 @@ repeated later. It does not wait: several half-read bodies could wait for each o
 import asyncio
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from http import HTTPStatus
 
@@ -181,9 +181,10 @@ class _Share:
     def until_answered(self, send: Send) -> Send:
         """Return a `send` that gives the part back when the answer begins."""
 
-        async def send_on(message: Message) -> None:
-            self.give_back()
-            await send(message)
+        def send_on(message: Message) -> Awaitable[None]:
+            if self.num_bytes:
+                self.give_back()
+            return send(message)
 
         return send_on
 

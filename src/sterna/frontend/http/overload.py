@@ -7,7 +7,7 @@ middlewares: a request that gets there has shown a key, and its class is known.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
@@ -181,11 +181,17 @@ class _Answer:
         """The refusal, if the request was refused before an answer began."""
         return None if self._has_begun else self._ticket.refused
 
-    async def send(self, message: Message) -> None:
-        """See ASGI."""
-        if self.refused is None:
+    def send(self, message: Message) -> Awaitable[None]:
+        """See ASGI. A message has no coroutine of its own: there is one for each token."""
+        if not self._has_begun:
+            if self._ticket.refused is not None:
+                return _dropped()
             self._has_begun = True
-            await self._send(message)
+        return self._send(message)
+
+
+async def _dropped() -> None:
+    """What becomes of the answer to a request that is refused."""
 
 
 def _is_inference(scope: Scope) -> bool:

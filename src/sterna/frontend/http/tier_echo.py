@@ -5,7 +5,7 @@ costs one search in some hundred bytes. Streams are not held back; an answer in 
 """
 
 import json
-from collections.abc import Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -74,7 +74,13 @@ class _Rewriting:
         self._parts: list[bytes] = []
         self._is_stream = False
 
-    async def __call__(self, message: MutableMapping[str, Any]) -> None:
+    def __call__(self, message: MutableMapping[str, Any]) -> Awaitable[None]:
+        # A chunk has no coroutine of its own: there is one for each token.
+        if self._is_stream and message["type"] == "http.response.body":
+            return self._send({**message, "body": self._in_stream(message.get("body", b""))})
+        return self._send_other(message)
+
+    async def _send_other(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             kind = Headers(raw=message["headers"]).get("content-type", "")
             self._is_stream = message["status"] == 200 and kind.startswith("text/event-stream")
@@ -82,12 +88,9 @@ class _Rewriting:
                 # This message contains the length of the body, which is not known yet.
                 self._held = message
                 return
-        elif message["type"] == "http.response.body":
-            if self._is_stream:
-                message = {**message, "body": self._in_stream(message.get("body", b""))}
-            elif self._held is not None:
-                await self._send_whole(message)
-                return
+        elif message["type"] == "http.response.body" and self._held is not None:
+            await self._send_whole(message)
+            return
         await self._send(message)
 
     async def _send_whole(self, message: Message) -> None:

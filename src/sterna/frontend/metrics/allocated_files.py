@@ -33,6 +33,9 @@ def allocate_metrics() -> None:
     series."""
     # prometheus_client has no option for it.
     values.MmapedDict = SeriesFile  # type: ignore[assignment, attr-defined]
+    # It would ask the kernel for the process's number with every count, to notice a fork.
+    process_id = os.getpid()
+    values.ValueClass = values.MultiProcessValue(lambda: process_id)
 
 
 class SeriesFile:
