@@ -25,7 +25,7 @@ POLL_INTERVAL_S = 0.01
 """Time between two checks whether a killed process has ended."""
 
 COLLECTION_THRESHOLDS = (5_000, 10, 20)
-"""As of `gc.set_threshold`; Python's own are 700, 10 and 10."""
+"""As of `gc.set_threshold`; those of Python 3.11 and 3.12 are 700, 10 and 10."""
 
 
 def collect_garbage_seldom() -> None:
