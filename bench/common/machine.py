@@ -48,23 +48,23 @@ class ForeignLoad:
         return float(sum(times) - times.idle - getattr(times, "iowait", 0.0))
 
 
-def descendants_cpu_s() -> float:
-    """Processor time of all processes that this one has started, and of theirs, so far.
+def tree_cpu_s(root: psutil.Process) -> float:
+    """Processor time of a process and of all processes that it and its children have started, so
+    far.
 
     Of those that have ended, only what a process waited for that still runs counts.
     """
     used_s = 0.0
-    for process in psutil.Process().children(recursive=True):
+    for process in (root, *root.children(recursive=True)):
         with contextlib.suppress(psutil.NoSuchProcess):
             used_s += sum(process.cpu_times()[:4])
     return used_s
 
 
-def descendants_memory_bytes() -> int:
-    """Memory of all processes that this one has started, and of theirs; pages that several of them
-    share count once (PSS)."""
+def tree_memory_bytes(root: psutil.Process) -> int:
+    """Memory of the same processes; pages that several of them share count once (PSS)."""
     num_bytes = 0
-    for process in psutil.Process().children(recursive=True):
+    for process in (root, *root.children(recursive=True)):
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             num_bytes += process.memory_full_info().pss
     return num_bytes

@@ -3,17 +3,20 @@ server.
 
 Both servers have one real engine with a tiny model, whose steps are so short that the front end has
 most of the work. A first load has short answers, a second one long answers, so that both costs are
-known. Then emulated instances, with slow steps and large batches, show whether the costs stay the
-same with many instances, many streams and several front ends.
+known. Both servers are up, and the loads go to one and to the other in turn: on a machine that
+others share, costs change by half within minutes, which would hide the difference between servers
+that are measured one after the other. Then emulated instances, with slow steps and large batches,
+show whether the costs stay the same with many instances, many streams and several front ends.
 
     sterna bench front-end [--rounds 5] [--continue]
 
-`bench/results/front_end.json` is written after every server. With py-spy on the path, the first
+`bench/results/front_end.json` is written after every round. With py-spy on the path, the first
 round also has a profile of each server's front end.
 """
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import sys
@@ -59,6 +62,11 @@ REAL_OPTIONS = (
 
 TITLES: Mapping[str, str] = {STERNA: "_FrontendActor", VLLM: "bench.plain_vllm.vllm_command serve"}
 """What the command lines of the HTTP processes contain."""
+
+SIDE_OPTIONS: Mapping[str, tuple[str, ...]] = {STERNA: ("--instances", "1"), VLLM: ()}
+
+NUM_TURNS = 2
+"""Of each load at each server in a round."""
 
 STEP_S = 0.5
 """That of emulated instances: with faster ones their own steps would take all cores here."""
@@ -110,20 +118,19 @@ def _measure(options: argparse.Namespace, rows: list[Row], folder: Path) -> None
     if options.quick:
         short, long = replace(SHORT, num_streams=64), replace(LONG, output_tokens=16)
         emulated = [(2, 2, Load("2 instances, 2 front ends", 8, 8, 4))]
-    known = {(row["side"], row["seed"]) for row in rows}
+    known = {row["seed"] for row in rows if "instances" not in row}
     known_loads = {row["load"] for row in rows}
-    config = {"short": asdict(short), "long": asdict(long), "step_s": STEP_S}
+    config = {"short": asdict(short), "long": asdict(long), "step_s": STEP_S, "turns": NUM_TURNS}
 
     def write() -> None:
         results_io.write(NAME, config, rows, folder, summary=report.summary(rows))
 
     for seed in range(1, options.rounds + 1) if "real" in options.parts else ():
-        for side in in_turn((STERNA, VLLM), seed):
-            if (side, seed) in known:
-                continue
-            notes.say(f"round {seed} of {options.rounds}: {side}")
-            rows += _real_rows(side, model, (short, long), seed, notes)
-            write()
+        if seed in known:
+            continue
+        notes.say(f"round {seed} of {options.rounds}")
+        rows += _real_rows(model, (short, long), seed, notes)
+        write()
     for num_instances, num_frontends, load in emulated if "emulated" in options.parts else ():
         if load.name not in known_loads:
             notes.say(load.name)
@@ -131,26 +138,42 @@ def _measure(options: argparse.Namespace, rows: list[Row], folder: Path) -> None
             write()
 
 
-def _real_rows(side: str, model: Path, loads: Sequence[Load], seed: int, notes: Notes) -> list[Row]:
-    log = LOGS / NAME / f"{side}-{seed}.log"
-    options = () if side == VLLM else ("--instances", "1")
-    rows = []
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with served(
-        (str(model), *REAL_OPTIONS, *options),
-        log=log,
-        program=VLLM_PROGRAM if side == VLLM else None,
-        environment=ONE_THREAD,
-    ) as url:
-        processes = _processes(side)
-        # What is imported and made with the first requests.
-        asyncio.run(send(url, replace(loads[0], num_streams=64)))
+def _real_rows(model: Path, loads: Sequence[Load], seed: int, notes: Notes) -> list[Row]:
+    rows: list[Row] = []
+    with contextlib.ExitStack() as stack:
+        urls, processes = {}, {}
+        for side in in_turn((STERNA, VLLM), seed):
+            log = LOGS / NAME / f"{side}-{seed}.log"
+            log.parent.mkdir(parents=True, exist_ok=True)
+            server = served(
+                (str(model), *REAL_OPTIONS, *SIDE_OPTIONS[side]),
+                log=log,
+                program=VLLM_PROGRAM if side == VLLM else None,
+                environment=ONE_THREAD,
+            )
+            urls[side] = stack.enter_context(server)
+            processes[side] = _processes(side)
+            # What is imported and made with the first requests.
+            asyncio.run(send(urls[side], replace(loads[0], num_streams=64)))
         for load in loads:
-            row = {"side": side, "seed": seed, **_loaded(url, load, processes, notes)}
-            rows.append(row)
+            parts: dict[str, list[Row]] = {side: [] for side in urls}
+            for turn in range(NUM_TURNS):
+                for side in in_turn(list(urls), turn):
+                    notes.say(side)
+                    parts[side].append(_loaded(urls[side], load, processes[side], notes))
+            rows += [{"side": side, "seed": seed, **_summed(parts[side])} for side in urls]
         if seed == 1 and (spy := py_spy.program()) is not None:
-            rows[-1]["profile"] = _profiled(url, loads[-1], processes[0], spy, notes)
+            for row in rows[-len(urls) :]:
+                side = row["side"]
+                row["profile"] = _profiled(urls[side], loads[-1], processes[side][0], spy, notes)
     return rows
+
+
+def _summed(parts: Sequence[Row]) -> Row:
+    """The turns of one server under one load."""
+    counted = ("n", "failed", "tokens", "duration_s", "cpu_s")
+    sums = {name: sum(each[name] for each in parts) for name in counted}
+    return {**parts[-1], **sums, "foreign_cores": max(each["foreign_cores"] for each in parts)}
 
 
 def _emulated_row(num_instances: int, num_frontends: int, load: Load, notes: Notes) -> Row:

@@ -1,14 +1,14 @@
 """The overhead of one instance that Sterna runs, beside plain `vllm serve`.
 
-Both servers have the same model and the same options of vLLM; vLLM's own client sends the same
-requests to one after the other. A round has each server once with the compiled model and once
-without compilation, and other requests than the other rounds; the rounds take turns in which
-server is first.
+Both servers have the same model and the same options of vLLM. Both are up, once with the compiled
+model and once without compilation, and one of them runs at a time (`turns`): vLLM's own client
+sends each load to one and then to the other, and takes turns in which is first. A round has other
+requests than the other rounds.
 
     sterna bench overhead [--modes compiled eager] [--rounds 5] [--continue]
 
 `bench/results/overhead.json` (`overhead_cuda.json` on a machine with a CUDA device) is written
-after every server.
+after every run.
 """
 
 import argparse
@@ -19,15 +19,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
+
+import psutil
 
 from bench.common import results_io
 from bench.common.command import end_like_ctrl_c, ended, positive
-from bench.common.machine import ForeignLoad, descendants_cpu_s, descendants_memory_bytes
+from bench.common.machine import ForeignLoad, tree_cpu_s, tree_memory_bytes
 from bench.common.tables import Row, rounded
 from bench.plain_vllm import overhead_report
 from bench.plain_vllm.sides import STERNA, VLLM, VLLM_PROGRAM
+from bench.plain_vllm.turns import Turns
 from bench.plain_vllm.vllm_client import Load, measure
 from bench.serving.comparing import add_round_options, in_turn, rows_in_rounds
 from bench.serving.measured import LOGS, MAX_FOREIGN_CORES, Notes
@@ -52,8 +55,11 @@ LOADS = (
 """In this order: half the rate is that of the saturated load before it, as measured first."""
 
 IDLE = "idle"
-IDLE_S = 60
+IDLE_S = 30
 """How long a server without requests is watched."""
+
+SETTLE_S = 3.0
+"""Time for a server that was stopped to make up for what it has missed."""
 
 ENGINE_OPTIONS = (
     *("--served-model-name", "small", "--max-model-len", "2048", "--block-size", "32"),
@@ -103,29 +109,25 @@ def _measure(options: argparse.Namespace, rows: list[Row], folder: Path) -> None
     if options.quick:
         loads = [replace(each, num_requests=4, output_tokens=8) for each in LOADS[:2]]
         idle_s = 2.0
-    known = {(row["mode"], row["side"], row["seed"]) for row in rows}
-    for seed in range(1, options.rounds + 1):
-        for mode in options.modes:
-            for name in in_turn(list(SIDES), seed):
-                if (mode, name, seed) in known:
-                    continue
-                notes.say(f"round {seed} of {options.rounds}: {name}, {mode}")
-                server = _Server(name, mode, seed, (*ENGINE_OPTIONS, *MODES[mode], *more))
-                rates = _rates(rows, mode)
-                rows += _rows_of_server(server, model, loads, rates, idle_s, notes)
-                config = {
-                    "model": model.name,
-                    "engine_options": [*ENGINE_OPTIONS, *more],
-                    "rounds": options.rounds,
-                    "loads": [asdict(each) for each in loads],
-                }
-                results_io.write(
-                    results_io.named_for_device(NAME),
-                    config,
-                    rows,
-                    folder,
-                    summary=overhead_report.summary(rows),
-                )
+    config = {
+        "model": model.name,
+        "engine_options": [*ENGINE_OPTIONS, *more],
+        "rounds": options.rounds,
+        "loads": [asdict(each) for each in loads],
+        "idle_s": idle_s,
+    }
+    for mode in options.modes:
+        measurement = _Measurement(
+            mode, model, (*ENGINE_OPTIONS, *MODES[mode], *more), loads, idle_s, rows, notes
+        )
+        for _ in measurement.of_rounds(options.rounds):
+            results_io.write(
+                results_io.named_for_device(NAME),
+                config,
+                rows,
+                folder,
+                summary=overhead_report.summary(rows),
+            )
 
 
 def _has_saturated(loads: Sequence[Load], load: Load) -> bool:
@@ -135,96 +137,127 @@ def _has_saturated(loads: Sequence[Load], load: Load) -> bool:
     )
 
 
-def _rates(rows: Sequence[Row], mode: str) -> dict[int, float]:
-    """Half of the requests a second that were measured first, by the length of the prompts."""
-    rates: dict[int, float] = {}
-    for row in rows:
-        if row["mode"] == mode and row.get("is_saturated") and not row["with_busy_core"]:
-            rates.setdefault(row["prompt_tokens"], row["requests_per_s"] / 2)
-    return rates
-
-
-@dataclass(frozen=True, slots=True)
-class _Server:
-    side: str
-    mode: str
-    seed: int
-    options: Sequence[str]
-
-    @property
-    def log(self) -> Path:
-        return LOGS / NAME / f"{self.side}-{self.mode}-{self.seed}.log"
-
-
-def _rows_of_server(
-    server: _Server,
-    model: Path,
-    loads: Sequence[Load],
-    rates: dict[int, float],
-    idle_s: float,
-    notes: Notes,
-) -> list[Row]:
-    """Start the server and measure it under each load.
+class _Measurement:
+    """All runs of one mode.
 
     Args:
-        rates: requests a second of the loads at half the rate, by the length of prompts in tokens;
-            those that are missing are entered.
+        options: of vLLM.
+        rows: get the rows that they lack.
     """
-    program, options = SIDES[server.side]
-    labels = {
-        "mode": server.mode,
-        "side": server.side,
-        "seed": server.seed,
-        "commit": results_io.measured_commit(),
-    }
-    rows: list[Row] = []
-    server.log.parent.mkdir(parents=True, exist_ok=True)
-    begun_s = time.monotonic()
-    arguments = (str(model), *server.options, *options)
-    with served(arguments, log=server.log, program=program) as url:
-        start_s = time.monotonic() - begun_s
-        for number, load in enumerate(loads):
-            rate = None if load.is_saturated else rates[load.prompt_tokens]
-            others, used_s = ForeignLoad(), descendants_cpu_s()
-            with _busy_core() if load.with_busy_core else contextlib.nullcontext():
-                row = measure(url, model, load, rate=rate, seed=1_000 * server.seed + number)
-            # The other program has ended, and its time counts no longer.
-            row["server_cpu_s"] = rounded(descendants_cpu_s() - used_s)
-            row["foreign_cores"] = round(others.cores(), 2)
-            notes.say(
-                f"{load.name}: {row['tokens_per_s']:.1f} tokens/s, TTFT {row['ttft_mean_ms']:.1f},"
-                f" TPOT {row['tpot_mean_ms']:.2f} ms"
+
+    def __init__(
+        self,
+        mode: str,
+        model: Path,
+        options: Sequence[str],
+        loads: Sequence[Load],
+        idle_s: float,
+        rows: list[Row],
+        notes: Notes,
+    ) -> None:
+        self._mode = mode
+        self._model = model
+        self._options = options
+        self._loads = loads
+        self._idle_s = idle_s
+        self._rows = rows
+        self._notes = notes
+        self._urls: dict[str, str] = {}
+        self._start_s: dict[str, float] = {}
+
+    def of_rounds(self, num_rounds: int) -> Iterator[None]:
+        """Run what the rows lack; yields after each run."""
+        known = {(row["side"], row["load"], row["seed"]) for row in self._rows_of_mode()}
+        lacking = [
+            (seed, number, side)
+            for seed in range(1, num_rounds + 1)
+            for number, name in enumerate([*(each.name for each in self._loads), IDLE])
+            for side in in_turn(list(SIDES), seed + number)
+            if (side, name, seed) not in known
+        ]
+        if not lacking:
+            return
+        with Turns() as turns:
+            for side in SIDES:
+                self._start(turns, side)
+            for seed, number, side in lacking:
+                self._notes.say(f"round {seed} of {num_rounds}: {side}, {self._mode}")
+                with turns.alone(side) as server:
+                    time.sleep(SETTLE_S)
+                    labels = {
+                        "mode": self._mode,
+                        "side": side,
+                        "seed": seed,
+                        "commit": results_io.measured_commit(),
+                    }
+                    if number == len(self._loads):
+                        row = self._idle(side, server)
+                    else:
+                        row = self._loaded(side, server, self._loads[number], seed, number)
+                self._rows.append({**labels, **row})
+                yield
+
+    def _rows_of_mode(self) -> list[Row]:
+        return [row for row in self._rows if row["mode"] == self._mode]
+
+    def _start(self, turns: Turns, side: str) -> None:
+        log = LOGS / NAME / f"{side}-{self._mode}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        program, options = SIDES[side]
+        begun_s = time.monotonic()
+        arguments = (str(self._model), *self._options, *options)
+        self._urls[side] = turns.start(side, served(arguments, log=log, program=program))
+        self._start_s[side] = time.monotonic() - begun_s
+        self._notes.say(f"{side}, {self._mode}: start {self._start_s[side]:.1f} s")
+
+    def _rate(self, load: Load) -> float | None:
+        """Half of the requests a second that were measured first for prompts of this length."""
+        if load.is_saturated:
+            return None
+        per_s: float = next(
+            row["requests_per_s"]
+            for row in self._rows_of_mode()
+            if row.get("is_saturated")
+            and not row["with_busy_core"]
+            and row["prompt_tokens"] == load.prompt_tokens
+        )
+        return per_s / 2
+
+    def _loaded(self, side: str, server: psutil.Process, load: Load, seed: int, number: int) -> Row:
+        rate = self._rate(load)
+        others, used_s = ForeignLoad(), tree_cpu_s(server)
+        with _busy_core() if load.with_busy_core else contextlib.nullcontext():
+            row = measure(
+                self._urls[side], self._model, load, rate=rate, seed=1_000 * seed + number
             )
-            if row["foreign_cores"] > MAX_FOREIGN_CORES and not load.with_busy_core:
-                notes.say(f"not quiet: other programs kept {row['foreign_cores']} cores busy")
-            if load.is_saturated and not load.with_busy_core:
-                rates.setdefault(load.prompt_tokens, row["requests_per_s"] / 2)
-            rows.append(
-                {
-                    **labels,
-                    "load": load.name,
-                    "prompt_tokens": load.prompt_tokens,
-                    "is_saturated": load.is_saturated,
-                    "with_busy_core": load.with_busy_core,
-                    "rate": rounded(rate),
-                    **row,
-                }
-            )
-        used_s = descendants_cpu_s()
-        time.sleep(idle_s)
-        idle_cores = (descendants_cpu_s() - used_s) / idle_s
-        memory = descendants_memory_bytes()
-    notes.say(f"start {start_s:.1f} s, idle {60 * idle_cores:.2f} s a minute")
-    rows.append(
-        {
-            **labels,
-            "load": IDLE,
-            "start_s": rounded(start_s),
-            "idle_cores": rounded(idle_cores),
-            "memory_bytes": memory,
+        row["server_cpu_s"] = rounded(tree_cpu_s(server) - used_s)
+        row["foreign_cores"] = round(others.cores(), 2)
+        self._notes.say(
+            f"{load.name}: {row['tokens_per_s']:.1f} tokens/s, TTFT {row['ttft_mean_ms']:.1f},"
+            f" TPOT {row['tpot_mean_ms']:.2f} ms"
+        )
+        if row["foreign_cores"] > MAX_FOREIGN_CORES and not load.with_busy_core:
+            self._notes.say(f"not quiet: other programs kept {row['foreign_cores']} cores busy")
+        return {
+            "load": load.name,
+            "prompt_tokens": load.prompt_tokens,
+            "is_saturated": load.is_saturated,
+            "with_busy_core": load.with_busy_core,
+            "rate": rounded(rate),
+            **row,
         }
-    )
-    return rows
+
+    def _idle(self, side: str, server: psutil.Process) -> Row:
+        used_s = tree_cpu_s(server)
+        time.sleep(self._idle_s)
+        idle_cores = (tree_cpu_s(server) - used_s) / self._idle_s
+        self._notes.say(f"idle {60 * idle_cores:.2f} s a minute")
+        return {
+            "load": IDLE,
+            "start_s": rounded(self._start_s[side]),
+            "idle_cores": rounded(idle_cores),
+            "memory_bytes": tree_memory_bytes(server),
+        }
 
 
 @contextlib.contextmanager

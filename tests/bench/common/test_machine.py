@@ -4,9 +4,10 @@ import resource
 import subprocess
 import sys
 
+import psutil
 import pytest
 
-from bench.common.machine import ForeignLoad, descendants_cpu_s, descendants_memory_bytes
+from bench.common.machine import ForeignLoad, tree_cpu_s, tree_memory_bytes
 
 USED_S = 0.5
 
@@ -44,16 +45,15 @@ def test_a_program_that_others_started_is_one_of_them(monkeypatch: pytest.Monkey
     assert ForeignLoad().cores() > 1
 
 
-def test_time_and_memory_of_descendants_are_counted_while_they_run() -> None:
-    before_s, before_bytes = descendants_cpu_s(), descendants_memory_bytes()
+def test_time_and_memory_of_a_process_and_of_what_it_has_started_are_counted() -> None:
+    within = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {BUSY!r}])"
     with subprocess.Popen(
-        [sys.executable, "-c", BUSY], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", within], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         assert process.stdout is not None
         assert process.stdin is not None
         assert process.stdout.readline() == b"done\n"
         # The kernel counts in hundredths of a second.
-        assert descendants_cpu_s() - before_s >= USED_S - 0.05
-        assert descendants_memory_bytes() - before_bytes >= 60 << 20
+        assert tree_cpu_s(psutil.Process(process.pid)) >= USED_S - 0.05
+        assert tree_memory_bytes(psutil.Process(process.pid)) >= 60 << 20
         process.stdin.close()
-    assert descendants_cpu_s() - before_s < USED_S - 0.05

@@ -85,6 +85,6 @@ def test_a_quick_run_has_both_servers_and_emulated_instances() -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     rows = json.loads((QUICK_FOLDER / "front_end.json").read_text())["rows"]
-    assert [each["side"] for each in rows] == [VLLM, VLLM, STERNA, STERNA, STERNA]
+    assert [each["side"] for each in rows] == [VLLM, STERNA, VLLM, STERNA, STERNA]
     assert all(each["failed"] == 0 and each["cpu_s"] > 0 for each in rows)
     assert rows[-1]["front_ends"] == 2

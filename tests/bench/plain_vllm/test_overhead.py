@@ -122,6 +122,6 @@ def test_a_quick_run_has_pairs_of_rows() -> None:
     document = json.loads((QUICK_FOLDER / "overhead.json").read_text())
     assert {"throughput_ratio", "ttft_added_ms", "tpot_ratio"} < document["summary"].keys()
     loads = [each for each in document["rows"] if each["load"] != "idle"]
-    assert [each["side"] for each in loads] == [STERNA, STERNA, VLLM, VLLM]
+    assert [each["side"] for each in loads] == [STERNA, VLLM, VLLM, STERNA]
     assert all(each["failed"] == 0 for each in loads)
     assert all(each["n"] == 4 and each["server_cpu_s"] > 0 for each in loads)
