@@ -8,12 +8,14 @@ import pytest
 
 from bench.scheduling.made_cluster import MadeCluster
 from sterna.policy.presets import STERNA
+from sterna.runtime.actors import actor_classes
 from sterna.runtime.actors.actor_classes import _SchedulerActor
 from sterna.scheduler.core import SchedulerCore
 
 
 @pytest.fixture(autouse=True)
-def _thresholds_come_back() -> Iterator[None]:
+def _process_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(actor_classes, "configure_logging", lambda level: None)
     thresholds = gc.get_threshold()
     yield
     gc.set_threshold(*thresholds)
