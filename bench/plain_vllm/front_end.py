@@ -1,5 +1,5 @@
-"""Processor time of a server's HTTP process for a request and for a token, beside vLLM's own API
-server.
+"""Front-end costs: processor time of a server's HTTP process for a request and for a token, beside
+vLLM's own API server.
 
 Both servers have one real engine with a tiny model, whose steps are so short that the front end has
 most of the work. A first load has short answers, a second one long answers, so that both costs are
@@ -34,7 +34,7 @@ from bench.common.machine import ForeignLoad
 from bench.common.tables import Row, rounded
 from bench.paced.cases import tiny_model, write_hardware
 from bench.plain_vllm import front_end_report as report
-from bench.plain_vllm.sides import ONE_THREAD, STERNA, VLLM, VLLM_PROGRAM
+from bench.plain_vllm.sides import ONE_INSTANCE, ONE_THREAD, STERNA, VLLM
 from bench.serving.client import NUM_SPARE_FILES, allow_files
 from bench.serving.comparing import add_round_options, in_turn, rows_in_rounds
 from bench.serving.measured import LOGS, Notes
@@ -62,8 +62,6 @@ REAL_OPTIONS = (
 
 TITLES: Mapping[str, str] = {STERNA: "_FrontendActor", VLLM: "bench.plain_vllm.vllm_command serve"}
 """What the command lines of the HTTP processes contain."""
-
-SIDE_OPTIONS: Mapping[str, tuple[str, ...]] = {STERNA: ("--instances", "1"), VLLM: ()}
 
 NUM_TURNS = 2
 """Of each load at each server in a round."""
@@ -145,10 +143,11 @@ def _real_rows(model: Path, loads: Sequence[Load], seed: int, notes: Notes) -> l
         for side in in_turn((STERNA, VLLM), seed):
             log = LOGS / NAME / f"{side}-{seed}.log"
             log.parent.mkdir(parents=True, exist_ok=True)
+            program, options = ONE_INSTANCE[side]
             server = served(
-                (str(model), *REAL_OPTIONS, *SIDE_OPTIONS[side]),
+                (str(model), *REAL_OPTIONS, *options),
                 log=log,
-                program=VLLM_PROGRAM if side == VLLM else None,
+                program=program,
                 environment=ONE_THREAD,
             )
             urls[side] = stack.enter_context(server)

@@ -1,4 +1,4 @@
-"""The overhead of one instance that Sterna runs, beside plain `vllm serve`.
+"""Overhead of one instance that Sterna runs, beside plain `vllm serve`.
 
 Both servers have the same model and the same options of vLLM. Both are up, once with the compiled
 model and once without compilation, and one of them runs at a time (`turns`): vLLM's own client
@@ -29,7 +29,7 @@ from bench.common.command import end_like_ctrl_c, ended, positive
 from bench.common.machine import ForeignLoad, tree_cpu_s, tree_memory_bytes
 from bench.common.tables import Row, rounded
 from bench.plain_vllm import overhead_report
-from bench.plain_vllm.sides import STERNA, VLLM, VLLM_PROGRAM
+from bench.plain_vllm.sides import ONE_INSTANCE
 from bench.plain_vllm.turns import Turns
 from bench.plain_vllm.vllm_client import Load, measure
 from bench.serving.comparing import add_round_options, in_turn, rows_in_rounds
@@ -67,12 +67,6 @@ ENGINE_OPTIONS = (
     *("--kv-cache-memory-bytes", "1G"),
 )
 """Options of vLLM. The memory is enough for all requests of a load at once."""
-
-SIDES: Mapping[str, tuple[Sequence[str] | None, tuple[str, ...]]] = {
-    VLLM: (VLLM_PROGRAM, ()),
-    STERNA: (None, ("--instances", "1")),
-}
-"""The program of each server, None for `sterna serve`, and its options."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -172,13 +166,13 @@ class _Measurement:
             (seed, number, side)
             for seed in range(1, num_rounds + 1)
             for number, name in enumerate([*(each.name for each in self._loads), IDLE])
-            for side in in_turn(list(SIDES), seed + number)
+            for side in in_turn(list(ONE_INSTANCE), seed + number)
             if (side, name, seed) not in known
         ]
         if not lacking:
             return
         with Turns() as turns:
-            for side in SIDES:
+            for side in ONE_INSTANCE:
                 self._start(turns, side)
             for seed, number, side in lacking:
                 self._notes.say(f"round {seed} of {num_rounds}: {side}, {self._mode}")
@@ -203,7 +197,7 @@ class _Measurement:
     def _start(self, turns: Turns, side: str) -> None:
         log = LOGS / NAME / f"{side}-{self._mode}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        program, options = SIDES[side]
+        program, options = ONE_INSTANCE[side]
         begun_s = time.monotonic()
         arguments = (str(self._model), *self._options, *options)
         self._urls[side] = turns.start(side, served(arguments, log=log, program=program))

@@ -28,6 +28,12 @@ VLLM, VLLM_LEAN = "vllm", "vllm, one thread a rank"
 
 VLLM_PROGRAM = (sys.executable, "-m", "bench.plain_vllm.vllm_command", "serve")
 
+ONE_INSTANCE: Mapping[str, tuple[tuple[str, ...] | None, tuple[str, ...]]] = {
+    VLLM: (VLLM_PROGRAM, ()),
+    STERNA: (None, ("--instances", "1")),
+}
+"""The program of each server with one engine, None for `sterna serve`, and its own options."""
+
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 """The threads that `sterna serve` gives each instance on two cores."""
 

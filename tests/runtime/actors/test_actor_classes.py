@@ -1,4 +1,4 @@
-"""What actors do to their processes."""
+"""Actors in their processes: garbage collection."""
 
 import asyncio
 import gc
