@@ -68,6 +68,10 @@ ENGINE_OPTIONS = (
 )
 """Options of vLLM. The memory is enough for all requests of a load at once."""
 
+CPU_OPTIONS = ("--dtype", "float32")
+"""More of them without a GPU: bfloat16 takes eight times as long on a processor that has no
+instructions for it."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, and write the results."""
@@ -87,7 +91,8 @@ def _measure(options: argparse.Namespace, rows: list[Row], folder: Path) -> None
     model = options.model
     if model is None:
         model = ensure_small_model(default_cache_folder(os.environ), notes.say)
-    more = tuple(shlex.split(options.engine_options))
+    name = results_io.named_for_device(NAME)
+    more = (*(CPU_OPTIONS if name == NAME else ()), *shlex.split(options.engine_options))
     loads = [
         replace(each, num_requests=options.times * each.num_requests)
         for each in LOADS
@@ -116,7 +121,7 @@ def _measure(options: argparse.Namespace, rows: list[Row], folder: Path) -> None
         )
         for _ in measurement.of_rounds(options.rounds):
             results_io.write(
-                results_io.named_for_device(NAME),
+                name,
                 config,
                 rows,
                 folder,
