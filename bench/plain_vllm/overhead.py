@@ -1,9 +1,9 @@
 """Overhead of one instance that Sterna runs, beside plain `vllm serve`.
 
-Both servers have the same model and the same options of vLLM. Both are up, once with the compiled
-model and once without compilation, and one of them runs at a time (`turns`): vLLM's own client
-sends each load to one and then to the other, and takes turns in which is first. A round has other
-requests than the other rounds.
+Both servers have the same model and the same options of vLLM, once with the compiled model and once
+without compilation. Both are up, and one of them runs at a time (`turns`): vLLM's own client sends
+each load to one and then to the other, and takes turns in which is first. A round starts both
+anew, since two starts of the same server differ by some percent, and has other requests.
 
     sterna bench overhead [--modes compiled eager] [--rounds 5] [--continue]
 
@@ -46,11 +46,11 @@ MODES: Mapping[str, tuple[str, ...]] = {"compiled": (), "eager": ("--enforce-eag
 """The options of vLLM in each mode."""
 
 LOADS = (
-    Load("128 tokens, saturated", 128, 64, num_requests=96, at_once=32),
-    Load("128 tokens, half the rate", 128, 64, num_requests=60, at_once=None),
+    Load("128 tokens, saturated", 128, 64, num_requests=64, at_once=32),
+    Load("128 tokens, half the rate", 128, 64, num_requests=40, at_once=None),
     Load("128 tokens, saturated, a core busy", 128, 64, 64, at_once=32, with_busy_core=True),
-    Load("1,024 tokens, saturated", 1_024, 64, num_requests=32, at_once=16),
-    Load("1,024 tokens, half the rate", 1_024, 64, num_requests=24, at_once=None),
+    Load("1,024 tokens, saturated", 1_024, 64, num_requests=24, at_once=12),
+    Load("1,024 tokens, half the rate", 1_024, 64, num_requests=16, at_once=None),
 )
 """In this order: half the rate is that of the saturated load before it, as measured first."""
 
@@ -115,18 +115,16 @@ def _measure(options: argparse.Namespace, rows: list[Row], folder: Path) -> None
         "loads": [asdict(each) for each in loads],
         "idle_s": idle_s,
     }
-    for mode in options.modes:
-        measurement = _Measurement(
+    measurements = [
+        _Measurement(
             mode, model, (*ENGINE_OPTIONS, *MODES[mode], *more), loads, idle_s, rows, notes
         )
-        for _ in measurement.of_rounds(options.rounds):
-            results_io.write(
-                name,
-                config,
-                rows,
-                folder,
-                summary=overhead_report.summary(rows),
-            )
+        for mode in options.modes
+    ]
+    for seed in range(1, options.rounds + 1):
+        for measurement in measurements:
+            for _ in measurement.of_round(seed, options.rounds):
+                results_io.write(name, config, rows, folder, summary=overhead_report.summary(rows))
 
 
 def _has_saturated(loads: Sequence[Load], load: Load) -> bool:
@@ -164,37 +162,37 @@ class _Measurement:
         self._urls: dict[str, str] = {}
         self._start_s: dict[str, float] = {}
 
-    def of_rounds(self, num_rounds: int) -> Iterator[None]:
-        """Run what the rows lack; yields after each run."""
-        known = {(row["side"], row["load"], row["seed"]) for row in self._rows_of_mode()}
+    def of_round(self, seed: int, num_rounds: int) -> Iterator[None]:
+        """Run what the rows lack of this round; yields after each run."""
+        known = {(row["side"], row["load"]) for row in self._rows_of_mode() if row["seed"] == seed}
         lacking = [
-            (seed, number, side)
-            for seed in range(1, num_rounds + 1)
+            (number, side)
             for number, name in enumerate([*(each.name for each in self._loads), IDLE])
             for side in in_turn(list(ONE_INSTANCE), seed + number)
-            if (side, name, seed) not in known
+            if (side, name) not in known
         ]
         if not lacking:
             return
         with Turns() as turns:
-            for side in ONE_INSTANCE:
+            for side in in_turn(list(ONE_INSTANCE), seed):
                 self._start(turns, side)
-            for seed, number, side in lacking:
+            for number, side in lacking:
                 self._notes.say(f"round {seed} of {num_rounds}: {side}, {self._mode}")
                 with turns.alone(side) as server:
-                    time.sleep(SETTLE_S)
-                    labels = {
-                        "mode": self._mode,
-                        "side": side,
-                        "seed": seed,
-                        "commit": results_io.measured_commit(),
-                    }
-                    if number == len(self._loads):
-                        row = self._idle(side, server)
-                    else:
-                        row = self._loaded(side, server, self._loads[number], seed, number)
-                self._rows.append({**labels, **row})
+                    self._rows.append(self._row(side, server, seed, number))
                 yield
+
+    def _row(self, side: str, server: psutil.Process, seed: int, number: int) -> Row:
+        time.sleep(SETTLE_S)
+        labels = {
+            "mode": self._mode,
+            "side": side,
+            "seed": seed,
+            "commit": results_io.measured_commit(),
+        }
+        if number == len(self._loads):
+            return {**labels, **self._idle(side, server)}
+        return {**labels, **self._loaded(side, server, self._loads[number], seed, number)}
 
     def _rows_of_mode(self) -> list[Row]:
         return [row for row in self._rows if row["mode"] == self._mode]
