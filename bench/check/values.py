@@ -101,7 +101,7 @@ def _downtime(rows: Sequence[Row]) -> float | None:
 
 
 def _throughput(rows: Sequence[Row]) -> float | None:
-    return overhead_report.throughput_ratio(rows, "eager", OVERHEAD_LOADS[0].name)
+    return overhead_report.throughput_ratio(rows, "compiled", OVERHEAD_LOADS[0].name)
 
 
 CHECKS = (
@@ -145,7 +145,7 @@ CHECKS = (
     Check(
         "overhead",
         (
-            *("bench.plain_vllm.overhead", "--modes", "eager", "--rounds", "1"),
+            *("bench.plain_vllm.overhead", "--modes", "compiled", "--rounds", "1"),
             *("--loads", OVERHEAD_LOADS[0].name),
         ),
         (Value("throughput over that of `vllm serve`", _throughput, True),),
