@@ -77,6 +77,26 @@ def test_the_next_best_is_what_the_rule_chooses_without_the_chosen_one(
         assert reason.chosen.cost == choice.costs.min()
 
 
+def test_of_two_drawn_the_next_best_is_the_other_one() -> None:
+    policy = PRESETS["power-of-two"]
+    choice = decide(REQUEST, instances(policy, 100, 100, 100, 100), policy)
+    assert choice is not None
+    reason = dispatch_reason(REQUEST, choice, policy, num_instances=4, held_s=0.0)
+    (other,) = without(choice.instance_id, choice.eligible)
+    assert reason.other is not None
+    assert (reason.other.instance_id, reason.num_eligible) == (other.instance_id, 2)
+
+
+def test_the_next_best_of_round_robin_is_the_next_in_turn() -> None:
+    policy = PRESETS["round-robin"]
+    every = [replace(each, num_dispatched=n) for n, each in enumerate(instances(policy, 1, 2, 3))]
+    choice = decide(REQUEST, [*every[1:], every[0]], policy)
+    assert choice is not None
+    next_best = choice.next_best()
+    assert next_best is not None
+    assert (choice.instance_id, next_best.instance_id) == ("i0", "i1")
+
+
 def test_an_instance_is_described_as_the_decision_saw_it() -> None:
     every = [
         instance("i0", STERNA, used_tokens=300, num_running=3, num_queuing=2, uncomputed_tokens=40)

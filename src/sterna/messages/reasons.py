@@ -45,7 +45,8 @@ class DispatchReason(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         rule: the policy's rule of dispatch.
         num_eligible: the instances among which the rule chose: others have no memory for the
-            request or no freeness, or are being emptied.
+            request or no freeness, are being emptied, or the rule leaves them out (`power_of_two`
+            draws two; a high-priority request joins others of its priority).
         num_instances: all.
         other: the instance that the rule prefers among the rest; None if there is no other, or a
             policy of one's own decides.

@@ -5,9 +5,9 @@ instance side by side that takes a few operations on arrays. A report of one ins
 row.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,9 @@ from sterna.types import InstanceId
 
 Column = NDArray[np.float64]
 """A number of each instance. Those that count are whole, and below 2^53: they are exact."""
+
+Order = Callable[[Candidate], Any]
+"""A key by which instances can be compared; a rule prefers the smallest."""
 
 (
     IS_TERMINATING,
@@ -161,16 +164,30 @@ class Choice:
     Attributes:
         eligible: those among which it chose.
         costs: of each of these, if the rule takes the one of the smallest; else None.
+        order: that by which it compared them, if not by costs; None if a class has decided.
     """
 
     chosen: Candidate
     eligible: Sequence[Candidate]
     costs: Column | None = None
+    order: Order | None = None
+
+    @classmethod
+    def first(cls, eligible: Sequence[Candidate], order: Order) -> "Choice":
+        """The first in this order; of equal ones, the first in the sequence."""
+        return cls(min(eligible, key=order), eligible, order=order)
 
     @property
     def instance_id(self) -> InstanceId:
         """The id of the chosen one."""
         return self.chosen.instance_id
+
+    def next_best(self) -> Candidate | None:
+        """The second in the order; None if there is none, or no order."""
+        if self.order is None:
+            return None
+        others = [each for each in self.eligible if each is not self.chosen]
+        return min(others, key=self.order, default=None)
 
 
 def as_table(candidates: Iterable[Candidate]) -> CandidateTable:

@@ -40,30 +40,28 @@ def decide(
     if policy.own is not None:
         return Choice(_chosen_by_own(request, eligible, policy.own), eligible)
     if policy.dispatch is DispatchRule.FREEST and _has_headroom(request, policy):
-        return Choice(_for_high_priority(request, eligible, policy), eligible)
+        return _for_high_priority(request, eligible, policy)
     if not isinstance(policy.dispatch, DispatchRule):
         return choose_by_prefix(request, eligible, policy.dispatch)
     match policy.dispatch:
         case DispatchRule.ROUND_ROBIN:
-            chosen = min(eligible, key=lambda each: (each.num_dispatched, each.instance_id))
+            return Choice.first(eligible, lambda each: (each.num_dispatched, each.instance_id))
         case DispatchRule.POWER_OF_TWO:
-            chosen = min(_two_drawn(eligible), key=lambda each: each.tie_break)
+            return Choice.first(_two_drawn(eligible), _fewest_requests)
         case DispatchRule.SESSION_HASH:
-            if request.session:
-                chosen = max(eligible, key=lambda each: _weight(request.session, each.instance_id))
-            else:
-                chosen = min(eligible, key=lambda each: each.tie_break)
+            if not request.session:
+                return Choice.first(eligible, _fewest_requests)
+            return Choice.first(eligible, lambda each: -_weight(request.session, each.instance_id))
         case DispatchRule.VLLM_DP:
             # vLLM begins to look one instance further with each request: ties go round.
             ranks, first = _by_id(eligible), _num_dispatched(eligible) % len(eligible)
-            chosen = min([*ranks[first:], *ranks[:first]], key=_vllm_dp_score)
+            return Choice.first([*ranks[first:], *ranks[:first]], _vllm_dp_score)
         case DispatchRule.FREEST:
             highest = max([each.dispatch_freeness for each in eligible])
             freest = [each for each in eligible if each.dispatch_freeness == highest]
-            chosen = min(freest, key=lambda each: each.tie_break)
+            return Choice(min(freest, key=_fewest_requests), eligible, order=_freest)
         case _:
             assert_never(policy.dispatch)
-    return Choice(chosen, eligible)
 
 
 def _by_own_rule(
@@ -75,7 +73,7 @@ def _by_own_rule(
         return None
     eligible = candidates.staying()
     if _has_headroom(request, policy):
-        return Choice(_for_high_priority(request, eligible, policy), eligible)
+        return _for_high_priority(request, eligible, policy)
     # Without freeness an instance is the place of high priority, or others wait there already.
     is_free = eligible.column(FREENESS) > 0
     if np.count_nonzero(is_free):
@@ -94,6 +92,14 @@ def _chosen_by_own(
         f"{type(own).__name__}.dispatch must return the instance_id of one of the instances "
         f"that it is given, not {chosen!r}"
     )
+
+
+def _fewest_requests(candidate: Candidate) -> tuple[int, InstanceId]:
+    return candidate.tie_break
+
+
+def _freest(candidate: Candidate) -> tuple[float, int, InstanceId]:
+    return -candidate.dispatch_freeness, *candidate.tie_break
 
 
 def _two_drawn(candidates: Sequence[Candidate]) -> Sequence[Candidate]:
@@ -152,7 +158,7 @@ def _num_dispatched(candidates: Iterable[Candidate]) -> int:
 
 def _for_high_priority(
     request: NewRequest, eligible: Sequence[Candidate], policy: PolicyConfig
-) -> Candidate:
+) -> Choice:
     """An instance with requests of the same priority while the load allows it.
 
     Departure from the paper, which names only freeness: an instance with a high-priority
@@ -167,7 +173,7 @@ def _for_high_priority(
         if _hosts(each, request, policy)
         and each.real_load_tokens + request.demand_tokens <= target_tokens
     )
-    return min(joinable or eligible, key=lambda each: (each.real_load_tokens, *each.tie_break))
+    return Choice.first(joinable or eligible, lambda each: (each.real_load_tokens, *each.tie_break))
 
 
 def _has_headroom(request: NewRequest, policy: PolicyConfig) -> bool:

@@ -35,20 +35,21 @@ def choose_by_prefix(
         case Soonest():
             return _soonest(request, as_table(eligible), rule)
         case LlmD():
-            chosen = _sticky_until_saturated(request, eligible, rule)
+            return _sticky_until_saturated(request, eligible, rule)
         case Dynamo():
-            chosen = min(eligible, key=lambda each: (_cost(request, each, rule), *each.tie_break))
+            return Choice.first(
+                eligible, lambda each: (_cost(request, each, rule), *each.tie_break)
+            )
         case Sglang():
-            chosen = _cache_aware(request, eligible, rule)
+            return _cache_aware(request, eligible, rule)
         case ProductionStack():
             mean_load = sum(each.num_requests for each in eligible) / len(eligible)
-            chosen = min(
+            return Choice.first(
                 eligible,
-                key=lambda each: (-_load_aware(request, each, mean_load, rule), *each.tie_break),
+                lambda each: (-_load_aware(request, each, mean_load, rule), *each.tie_break),
             )
         case _:
             assert_never(rule)
-    return Choice(chosen, eligible)
 
 
 def tokens_to_compute(request: NewRequest, candidate: Candidate) -> int:
@@ -118,18 +119,20 @@ def _cost_before(candidate: Candidate, rule: Soonest) -> float:
 
 def _sticky_until_saturated(
     request: NewRequest, eligible: Sequence[Candidate], rule: LlmD
-) -> Candidate:
+) -> Choice:
     """llm-d 0.9: those that have most of the prompt, unless they are behind all others."""
 
-    def least_loaded(candidates: Sequence[Candidate]) -> Candidate:
-        return min(candidates, key=lambda each: (tokens_to_compute(request, each), *each.tie_break))
+    def least_loaded(candidates: Sequence[Candidate]) -> Choice:
+        return Choice.first(
+            candidates, lambda each: (tokens_to_compute(request, each), *each.tie_break)
+        )
 
     sticky = [each for each in eligible if _share(request, each) >= rule.min_share]
     others = [each for each in eligible if each not in sticky]
     if not sticky or not others:
         return least_loaded(eligible)
     best, best_other = least_loaded(sticky), least_loaded(others)
-    excess_tokens = best.uncomputed_tokens - best_other.uncomputed_tokens
+    excess_tokens = best.chosen.uncomputed_tokens - best_other.chosen.uncomputed_tokens
     return least_loaded(eligible) if excess_tokens > rule.saturation_tokens else best
 
 
@@ -143,7 +146,7 @@ def _cost(request: NewRequest, candidate: Candidate, rule: Dynamo) -> float:
     return rule.prefill_scale * prefill_tokens + decode_tokens + request_tokens
 
 
-def _cache_aware(request: NewRequest, eligible: Sequence[Candidate], rule: Sglang) -> Candidate:
+def _cache_aware(request: NewRequest, eligible: Sequence[Candidate], rule: Sglang) -> Choice:
     """SGLang: the shortest queue where loads differ, else the longest match, else the worker that
     has got the fewest tokens."""
     loads = [each.num_requests for each in eligible]
@@ -151,11 +154,11 @@ def _cache_aware(request: NewRequest, eligible: Sequence[Candidate], rule: Sglan
         loads
     )
     if not is_even:
-        return min(eligible, key=lambda each: each.tie_break)
-    longest = max(eligible, key=lambda each: _share(request, each))
-    if _share(request, longest) > rule.min_share:
+        return Choice.first(eligible, lambda each: each.tie_break)
+    longest = Choice.first(eligible, lambda each: -_share(request, each))
+    if _share(request, longest.chosen) > rule.min_share:
         return longest
-    return min(eligible, key=lambda each: (each.num_dispatched_tokens, *each.tie_break))
+    return Choice.first(eligible, lambda each: (each.num_dispatched_tokens, *each.tie_break))
 
 
 def _load_aware(

@@ -3,8 +3,6 @@
 A decision is made first, and explained afterwards: nothing here is computed in a simulation.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from sterna.config import DispatchRule, PolicyConfig
@@ -19,7 +17,6 @@ from sterna.policy.candidate_table import (
     Choice,
     Column,
 )
-from sterna.policy.dispatch import choose
 from sterna.policy.virtual_usage import Candidate, NewRequest
 from sterna.types import InstanceId
 
@@ -42,7 +39,7 @@ def dispatch_reason(
     if choice.costs is not None and isinstance(eligible, CandidateTable):
         chosen, other = _seen_by_costs(request, eligible, choice.instance_id, choice.costs)
     else:
-        next_best = _next_best(request, choice, policy)
+        next_best = choice.next_best()
         chosen = _seen(request, choice.chosen)
         other = None if next_best is None else _seen(request, next_best)
     return DispatchReason(rule_name(policy), len(eligible), num_instances, chosen, other, held_s)
@@ -114,22 +111,6 @@ def _seen_in_row(request: NewRequest, table: CandidateTable, row: int, cost: flo
         int(table.column(UNCOMPUTED_TOKENS)[row]),
         request.cached_tokens(instance_id),
     )
-
-
-def _next_best(request: NewRequest, choice: Choice, policy: PolicyConfig) -> Candidate | None:
-    """The instance that the rule would have chosen without the chosen one; None if there is none,
-    or a class decides, which remembers what it is asked."""
-    if policy.own is not None or len(choice.eligible) == 1:
-        return None
-    others: Sequence[Candidate]
-    if isinstance(choice.eligible, CandidateTable):
-        # With the columns that there are.
-        is_other = [each is not choice.chosen for each in choice.eligible]
-        others = choice.eligible.where(np.array(is_other))
-    else:
-        others = [each for each in choice.eligible if each is not choice.chosen]
-    other = choose(request, others, policy)
-    return next((each for each in others if each.instance_id == other), None)
 
 
 def _seen(request: NewRequest, candidate: Candidate) -> InstanceSeen:
