@@ -77,9 +77,22 @@ class CandidateTable(Sequence[Candidate]):
             return self._whole[int(self._part[place])]
         return self._every[place]
 
+    @property
+    def columns(self) -> NDArray[np.float64]:
+        """All columns, for a decision that needs several: an array of numbers by instances."""
+        if self._columns is None:
+            self._changed.clear()
+            rows = [_row(each) for each in self._every]
+            self._columns = np.array(rows, np.float64).reshape(-1, NUM_COLUMNS).T.copy()
+        elif self._changed:
+            for row in self._changed:
+                self._columns[:, row] = _row(self._every[row])
+            self._changed.clear()
+        return self._columns
+
     def column(self, name: int) -> Column:
         """One number of each instance, by the name of the column; not to be changed."""
-        column: Column = self._current()[name]
+        column: Column = self.columns[name]
         return column
 
     def of(self, instance_id: InstanceId) -> Candidate:
@@ -113,7 +126,7 @@ class CandidateTable(Sequence[Candidate]):
         part._candidates = None
         part._whole = self
         part._part = np.flatnonzero(is_in)
-        part._columns = self._current()[:, is_in]
+        part._columns = self.columns[:, is_in]
         return part
 
     def put(self, row: int, candidate: Candidate) -> None:
@@ -124,7 +137,7 @@ class CandidateTable(Sequence[Candidate]):
     def replaced(self, rows: Iterable[int], candidates: Iterable[Candidate]) -> "CandidateTable":
         """A table with these in place of the ones of these rows."""
         made = CandidateTable(self._every)
-        made._columns = self._current().copy()
+        made._columns = self.columns.copy()
         made._rows = self._rows
         for row, candidate in zip(rows, candidates, strict=True):
             made.put(row, candidate)
@@ -144,17 +157,6 @@ class CandidateTable(Sequence[Candidate]):
             every = self._whole._every
             self._candidates = [every[row] for row in self._part.tolist()]
         return self._candidates
-
-    def _current(self) -> NDArray[np.float64]:
-        if self._columns is None:
-            self._changed.clear()
-            rows = [_row(each) for each in self._every]
-            self._columns = np.array(rows, np.float64).reshape(-1, NUM_COLUMNS).T.copy()
-        elif self._changed:
-            for row in self._changed:
-                self._columns[:, row] = _row(self._every[row])
-            self._changed.clear()
-        return self._columns
 
 
 @dataclass(frozen=True, slots=True)

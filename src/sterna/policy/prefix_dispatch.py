@@ -58,25 +58,25 @@ def tokens_to_compute(request: NewRequest, candidate: Candidate) -> int:
 
 
 def _soonest(request: NewRequest, eligible: CandidateTable, rule: Soonest) -> Choice:
-    prompt_tokens = request.prompt_tokens
+    columns, prompt_tokens = eligible.columns, request.prompt_tokens
     # What the request adds to a decode step, and with it to the wait of each other request.
     step_cost = rule.request_cost + rule.kv_token_cost * request.demand_tokens
     uncached_tokens = prompt_tokens - eligible.spread(request.cached)
     # As in `pairs_of`.
     uncached_pairs = uncached_tokens * (2 * prompt_tokens - uncached_tokens)
     prefill = uncached_tokens + rule.pair_cost * uncached_pairs
-    before = eligible.column(UNCOMPUTED_TOKENS) + rule.pair_cost * eligible.column(UNCOMPUTED_PAIRS)
+    before = columns[UNCOMPUTED_TOKENS] + rule.pair_cost * columns[UNCOMPUTED_PAIRS]
     # What an instance has computed beyond the others, it has evicted; its oldest contents are so
     # much younger, and the likelier to be asked for again.
-    dispatched_tokens = eligible.column(NUM_DISPATCHED_TOKENS)
-    excess = (dispatched_tokens - dispatched_tokens.min()) / eligible.column(TOTAL_TOKENS)
+    dispatched_tokens = columns[NUM_DISPATCHED_TOKENS]
+    excess = (dispatched_tokens - dispatched_tokens.min()) / columns[TOTAL_TOKENS]
     eviction = rule.eviction_weight * excess * uncached_tokens
-    num_requests = eligible.column(NUM_REQUESTS)
+    num_requests = columns[NUM_REQUESTS]
     # A headroom counts as if other requests used it: it keeps the steps of its owners short.
     own_step = rule.request_cost * num_requests
-    own_step = own_step + rule.kv_token_cost * eligible.column(VIRTUAL_LOAD_TOKENS)
+    own_step = own_step + rule.kv_token_cost * columns[VIRTUAL_LOAD_TOKENS]
     # Where prompts queue, others are delayed already, and once more is worse.
-    others = eligible.column(NUM_RUNNING) * prefill * (1.0 + before / rule.backlog_tokens)
+    others = columns[NUM_RUNNING] * prefill * (1.0 + before / rule.backlog_tokens)
     others = others + rule.horizon_steps * num_requests * step_cost
     cost = before + prefill + eviction + rule.horizon_steps * own_step + rule.others_weight * others
     (ties,) = np.nonzero(cost == cost.min())

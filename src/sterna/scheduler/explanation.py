@@ -100,15 +100,16 @@ def _seen_by_costs(
 def _seen_in_row(request: NewRequest, table: CandidateTable, row: int, cost: float) -> InstanceSeen:
     """As `_seen`, from the columns, which the decision has made already."""
     instance_id = table[row].instance_id
-    num_running = int(table.column(NUM_RUNNING)[row])
+    of_instance = table.columns[:, row].tolist()
+    num_running = int(of_instance[NUM_RUNNING])
     return InstanceSeen(
         instance_id,
         cost,
         num_running,
-        int(table.column(NUM_REQUESTS)[row]) - num_running,
-        float(table.column(ROOM_TOKENS)[row]),
-        float(table.column(FREENESS)[row]),
-        int(table.column(UNCOMPUTED_TOKENS)[row]),
+        int(of_instance[NUM_REQUESTS]) - num_running,
+        of_instance[ROOM_TOKENS],
+        of_instance[FREENESS],
+        int(of_instance[UNCOMPUTED_TOKENS]),
         request.cached_tokens(instance_id),
     )
 

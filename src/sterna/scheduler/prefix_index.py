@@ -8,8 +8,9 @@ Otherwise requests with one prefix that arrive together would each be sent to an
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate, repeat, takewhile
 from operator import and_
 
@@ -171,23 +172,21 @@ class PrefixIndex:
         max_tokens: int,
         found: dict[InstanceId, int],
     ) -> None:
-        """Enter the longest hit of each of these instances, which need all blocks of this group."""
+        """Enter the longest hit of each of these instances, which need all blocks of this group.
+
+        Engines evict the end of a prompt before its beginning: an instance that has a block has all
+        before it. So a few blocks of a long prompt show where the hits end.
+        """
         keys = _full_keys(hashes, group, layout, max_tokens)
-        # An instance that lacks a block mostly lacks those behind it. Any block that no instance
-        # has ends all hits.
-        end = bisect_left(keys, True, key=lambda each: each not in self._holders)
-        holders = list(map(self._holders.get, keys[: end + 1], repeat(0)))
-        if end == len(keys):
-            holders.append(0)
-        place = 0
-        # The first place of each set is enough: there end the hits of those that are not in it.
-        for each in dict.fromkeys(holders):
-            place = holders.index(each, place)
-            if lost := bits & ~each:
-                num_tokens = max(0, place * group.block_size - layout.dropped_tokens)
-                if place:
-                    self._enter(lost, num_tokens, found)
-                bits &= each
+        get = self._holders.get
+        bits &= get(keys[0], 0) if keys else 0
+        end = 1
+        while bits:
+            end = bisect_left(keys, True, end, key=partial(_is_lacked, get, bits))
+            having = bits & get(keys[end], 0) if end < len(keys) else 0
+            num_tokens = max(0, end * group.block_size - layout.dropped_tokens)
+            self._enter(bits & ~having, num_tokens, found)
+            bits = having
 
     def _holders_before(
         self, hashes: Sequence[int], end: int, group: CacheGroup, layout: CacheLayout, bits: int
@@ -332,6 +331,11 @@ class _Instance:
     keys: set[int] = field(default_factory=set)
     coming: dict[RequestId, _Coming] = field(default_factory=dict)
     last_keys: dict[int, list[RequestId]] = field(default_factory=dict)
+
+
+def _is_lacked(get_holders: Callable[[int, int], int], bits: int, key: int) -> bool:
+    """Whether any of these instances lacks the block of this key."""
+    return get_holders(key, 0) & bits != bits
 
 
 def _full_keys(

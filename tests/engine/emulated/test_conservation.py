@@ -18,7 +18,7 @@ from sterna.engine.drains import Left
 from sterna.engine.emulated.config import EmulatedEngineConfig, Preemption, StepMode
 from sterna.engine.emulated.core import EmulatedCore, Step
 from sterna.engine.emulated.requests import RequestState, decode_state
-from sterna.types import HIGH, NORMAL, InstanceId, MigrationId, RequestId
+from sterna.types import HIGH, NORMAL, InstanceId, MigrationId, RequestId, unpacked
 from tests.engine.emulated.builders import STEP_TIME, drain, num_held
 
 BLOCK_SIZE = 4
@@ -286,6 +286,15 @@ class TwoEngines(RuleBasedStateMachine):
                 told.difference_update(changes.removed)
                 told.update(changes.added)
             assert told == set(core.cached_hashes())
+
+    @invariant()
+    def of_what_is_cached_all_before_it_is_cached(self) -> None:
+        """The scheduler's search for hits relies on it (`scheduler.prefix_index`)."""
+        for core in self.cores:
+            cached = set(core.cached_hashes())
+            for asked in self.asked.values():
+                is_cached = [each in cached for each in unpacked(asked.block_hashes)]
+                assert is_cached == sorted(is_cached, reverse=True)
 
     @invariant()
     def every_request_is_in_one_place(self) -> None:
