@@ -58,6 +58,17 @@ def test_the_downtimes_on_a_gpu_are_those_that_were_measured() -> None:
     ) in row("The same over shared memory")
 
 
+def test_the_cost_beside_plain_vllm_is_what_was_measured() -> None:
+    goals = results_io.read("overhead")["summary"]["goals"]
+    found = {each["name"]: each["found"] for each in goals}
+    load = "compiled, 128 tokens"
+    assert (
+        f" Tokens a second, saturated: {found[f'{load}, saturated: throughput']}; beside a busy "
+        f"core {found[f'{load}, saturated, a core busy: throughput']}. "
+        f"Time of a token at half the rate: {found[f'{load}, half the rate: TPOT']}. "
+    ) in row("One instance beside plain")
+
+
 def test_what_chaos_found_is_what_it_found() -> None:
     found = results_io.read("chaos")["summary"]
     assert (
