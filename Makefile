@@ -105,7 +105,7 @@ sim-soak: install ## Run 100,000 of them into bench/results/sim_soak.json
 	@exec $(BIN)/python -m bench.simulation.sim_soak $(ARGS)
 
 .PHONY: bench-check
-bench-check: model ## Ten minutes: fail if a ratio is a fifth worse than in bench/results
+bench-check: model ## About twelve minutes: fail if a ratio is a fifth worse than in bench/results
 	@exec $(BIN)/python -m bench.check $(ARGS)
 
 .PHONY: soak

@@ -3,8 +3,8 @@
     make bench-check
     python -m bench.check --only dispatch data_plane
 
-Fails if a ratio is worse than the committed one by more than a fifth. It takes ten minutes, on a
-machine on which nothing else runs.
+Fails if a ratio is worse than the committed one by more than a fifth. It takes about twelve
+minutes, on a machine on which nothing else runs.
 """
 
 import argparse

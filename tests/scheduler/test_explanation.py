@@ -1,4 +1,4 @@
-"""Why the scheduler decided: what it tells front ends and instances."""
+"""Reasons of the scheduler's decisions, as it tells them front ends and instances."""
 
 import math
 from collections.abc import Sequence

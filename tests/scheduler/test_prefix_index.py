@@ -1,4 +1,4 @@
-"""The scheduler's knowledge of the prefix caches: reports, prompts on their way, ends."""
+"""Index of the prefix caches: reports, prompts on their way, ends."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field

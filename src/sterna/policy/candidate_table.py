@@ -7,7 +7,7 @@ row.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from sterna.types import InstanceId
 Column = NDArray[np.float64]
 """A number of each instance. Those that count are whole, and below 2^53: they are exact."""
 
-Order = Callable[[Candidate], Any]
+Order = Callable[[Candidate], float | tuple[float | InstanceId, ...]]
 """A key by which instances can be compared; a rule prefers the smallest."""
 
 (

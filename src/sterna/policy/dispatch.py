@@ -57,6 +57,7 @@ def decide(
             ranks, first = _by_id(eligible), _num_dispatched(eligible) % len(eligible)
             return Choice.first([*ranks[first:], *ranks[:first]], _vllm_dp_score)
         case DispatchRule.FREEST:
+            # The first by `_freest`, found in a fraction of the time.
             highest = max([each.dispatch_freeness for each in eligible])
             freest = [each for each in eligible if each.dispatch_freeness == highest]
             return Choice(min(freest, key=_fewest_requests), eligible, order=_freest)
