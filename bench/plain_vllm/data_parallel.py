@@ -1,9 +1,10 @@
 """Compares replicas that Sterna runs with those of vLLM's own data parallelism.
 
-The same requests are sent to each server, one after the other; a round has each server once, and
-other requests than the other rounds. The replicas of the small model share the machine's cores, so
-that balance gains little here: the comparison is of costs, and of waits that queues and memory
-make.
+The same requests are sent to each server, one right after the other; a round has each server once,
+and other requests than the other rounds. All servers are up, and one of them runs at a time
+(`turns`); after some rounds they are started anew, since two starts of the same server differ by
+some percent. The replicas of the small model share the machine's cores, so that balance gains
+little here: the comparison is of costs, and of waits that queues and memory make.
 
     sterna bench data-parallel [--replicas 2 3] [--rounds 5] [--sides sterna vllm ...] [--continue]
 
@@ -14,14 +15,15 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bench.common import results_io
 from bench.common.command import end_like_ctrl_c, ended
 from bench.common.tables import Row, rounded, statistic
 from bench.plain_vllm import data_parallel_report as report
-from bench.plain_vllm.sides import SIDES, Side, side
+from bench.plain_vllm.sides import REPLICA_OPTIONS, SIDES, Side, side
+from bench.plain_vllm.turns import Turns
 from bench.serving.comparing import add_round_options, in_turn, rows_in_rounds
 from bench.serving.measured import LOGS, Measured, Notes
 from sterna.demo_model.small_model import default_cache_folder, ensure_small_model
@@ -33,6 +35,8 @@ TRACE, RATE, NUM_REQUESTS, MAX_TOTAL_TOKENS = "M-M", 1.2, 120, 2_048
 """The paper's medium lengths, at a rate that two cores carry."""
 
 QUICK_REQUESTS, QUICK_TOKENS = 8, 128
+
+ROUNDS_OF_A_START = 3
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,43 +50,52 @@ def _measure(options: argparse.Namespace, rows: list[Row], folder: Path) -> None
     notes = Notes()
     model = ensure_small_model(default_cache_folder(os.environ), notes.say)
     known = {(row["replicas"], row["side"], row["seed"]) for row in rows}
-    for seed in range(1, options.rounds + 1):
-        for num_replicas in options.replicas:
-            for each in in_turn(sides, seed):
-                if (num_replicas, each.name, seed) in known:
-                    continue
-                notes.say(f"round {seed} of {options.rounds}: {num_replicas} of {each.name}")
-                workload = _workload(seed, is_quick=options.quick)
-                row = _measured_row(each, model, num_replicas, workload, notes)
-                rows.append({**row, "commit": results_io.measured_commit()})
+    for num_replicas in options.replicas:
+        for first in range(1, options.rounds + 1, ROUNDS_OF_A_START):
+            last = min(first + ROUNDS_OF_A_START - 1, options.rounds)
+            lacking = [
+                (each, _workload(seed, is_quick=options.quick))
+                for seed in range(first, last + 1)
+                for each in in_turn(sides, seed)
+                if (num_replicas, each.name, seed) not in known
+            ]
+            for row in _measured_rows(num_replicas, lacking, model, notes):
+                rows.append(row)
                 _write(options, rows, folder)
+
+
+def _measured_rows(
+    num_replicas: int, lacking: Sequence[tuple[Side, Workload]], model: Path, notes: Notes
+) -> Iterator[Row]:
+    """Start each server once, and send it its workloads in this order; yields after each."""
+    with Turns() as turns:
+        servers, start_s = {}, {}
+        for name, which in {each.name: each for each, _ in lacking}.items():
+            notes.say(f"{num_replicas} replicas of {name}: the start")
+            log = LOGS / NAME / f"{name}-{num_replicas}.log".replace(" ", "")
+            begun_s = time.monotonic()
+            servers[name] = turns.start(name, which.started(model, num_replicas, log))
+            start_s[name] = rounded(time.monotonic() - begun_s)
+            with turns.alone(name):
+                servers[name].warm_up()
+        for which, workload in lacking:
+            name, seed = which.name, workload.seed
+            notes.say(f"{num_replicas} replicas of {name}: round {seed}")
+            with turns.alone(name):
+                done = servers[name].measure(build_trace(workload), name, seed=seed)
+            notes.say_outcome(done)
+            labels = {"replicas": num_replicas, "side": name, "seed": seed}
+            row = {**labels, "start_s": start_s[name], **_metrics(done)}
+            notes.say(
+                f"TTFT P99 {row['ttft_p99_s']:.2f} s, TPOT {1000 * row['tpot_mean_s']:.1f} ms"
+            )
+            yield {**row, "commit": results_io.measured_commit()}
 
 
 def _workload(seed: int, *, is_quick: bool) -> Workload:
     if is_quick:
         return Workload(TRACE, QUICK_REQUESTS, RATE, seed=seed, max_total_tokens=QUICK_TOKENS)
     return Workload(TRACE, NUM_REQUESTS, RATE, seed=seed, max_total_tokens=MAX_TOTAL_TOKENS)
-
-
-def _measured_row(
-    which: Side, model: Path, num_replicas: int, workload: Workload, notes: Notes
-) -> Row:
-    log = LOGS / NAME / f"{which.name}-{num_replicas}-{workload.seed}.log".replace(" ", "")
-    begun_s = time.monotonic()
-    with which.started(model, num_replicas, log) as server:
-        start_s = time.monotonic() - begun_s
-        server.warm_up()
-        done = server.measure(build_trace(workload), which.name, seed=workload.seed)
-    notes.say_outcome(done)
-    row = {
-        "replicas": num_replicas,
-        "side": which.name,
-        "seed": workload.seed,
-        "start_s": rounded(start_s),
-        **_metrics(done),
-    }
-    notes.say(f"TTFT P99 {row['ttft_p99_s']:.2f} s, TPOT {1000 * row['tpot_mean_s']:.1f} ms")
-    return row
 
 
 def _metrics(done: Measured) -> Row:
@@ -110,6 +123,7 @@ def _write(options: argparse.Namespace, rows: list[Row], folder: Path) -> None:
             "requests": NUM_REQUESTS,
             "max_total_tokens": MAX_TOTAL_TOKENS,
         },
+        "engine_options": REPLICA_OPTIONS,
         "sides": {name: list(each.options) for name, each in SIDES.items()},
     }
     rows.sort(key=lambda row: (row["replicas"], list(SIDES).index(row["side"]), row["seed"]))

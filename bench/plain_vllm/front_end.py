@@ -34,7 +34,7 @@ from bench.common.machine import ForeignLoad
 from bench.common.tables import Row, rounded
 from bench.paced.cases import tiny_model, write_hardware
 from bench.plain_vllm import front_end_report as report
-from bench.plain_vllm.sides import ONE_INSTANCE, ONE_THREAD, STERNA, VLLM
+from bench.plain_vllm.sides import FLOAT32, ONE_INSTANCE, ONE_THREAD, STERNA, VLLM
 from bench.serving.client import NUM_SPARE_FILES, allow_files
 from bench.serving.comparing import add_round_options, in_turn, rows_in_rounds
 from bench.serving.measured import LOGS, Notes
@@ -58,6 +58,7 @@ REAL_OPTIONS = (
     *("--served-model-name", "small", "--max-model-len", "2048", "--block-size", "32"),
     *("--max-num-batched-tokens", "2048", "--max-num-seqs", "256", "--enforce-eager"),
     *("--kv-cache-memory-bytes", "500M"),
+    *FLOAT32,
 )
 
 TITLES: Mapping[str, str] = {STERNA: "_FrontendActor", VLLM: "bench.plain_vllm.vllm_command serve"}

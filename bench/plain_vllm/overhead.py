@@ -29,7 +29,7 @@ from bench.common.command import end_like_ctrl_c, ended, positive
 from bench.common.machine import ForeignLoad, tree_cpu_s, tree_memory_bytes
 from bench.common.tables import Row, rounded
 from bench.plain_vllm import overhead_report
-from bench.plain_vllm.sides import ONE_INSTANCE
+from bench.plain_vllm.sides import ENGINE_OPTIONS, FLOAT32, ONE_INSTANCE
 from bench.plain_vllm.turns import Turns
 from bench.plain_vllm.vllm_client import Load, measure
 from bench.serving.comparing import add_round_options, in_turn, rows_in_rounds
@@ -58,19 +58,8 @@ IDLE = "idle"
 IDLE_S = 30
 """How long a server without requests is watched."""
 
-SETTLE_S = 3.0
-"""Time for a server that was stopped to make up for what it has missed."""
-
-ENGINE_OPTIONS = (
-    *("--served-model-name", "small", "--max-model-len", "2048", "--block-size", "32"),
-    *("--max-num-batched-tokens", "512", "--max-num-seqs", "32"),
-    *("--kv-cache-memory-bytes", "1G"),
-)
-"""Options of vLLM. The memory is enough for all requests of a load at once."""
-
-CPU_OPTIONS = ("--dtype", "float32")
-"""More of them without a GPU: bfloat16 takes eight times as long on a processor that has no
-instructions for it."""
+MEMORY = ("--kv-cache-memory-bytes", "1G")
+"""Enough for all requests of a load at once."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -92,7 +81,11 @@ def _measure(options: argparse.Namespace, rows: list[Row], folder: Path) -> None
     if model is None:
         model = ensure_small_model(default_cache_folder(os.environ), notes.say)
     name = results_io.named_for_device(NAME)
-    more = (*(CPU_OPTIONS if name == NAME else ()), *shlex.split(options.engine_options))
+    engine_options = (
+        *(*ENGINE_OPTIONS, *MEMORY),
+        *(FLOAT32 if name == NAME else ()),
+        *shlex.split(options.engine_options),
+    )
     loads = [
         replace(each, num_requests=options.times * each.num_requests)
         for each in LOADS
@@ -110,15 +103,13 @@ def _measure(options: argparse.Namespace, rows: list[Row], folder: Path) -> None
         idle_s = 2.0
     config = {
         "model": model.name,
-        "engine_options": [*ENGINE_OPTIONS, *more],
+        "engine_options": engine_options,
         "rounds": options.rounds,
         "loads": [asdict(each) for each in loads],
         "idle_s": idle_s,
     }
     measurements = [
-        _Measurement(
-            mode, model, (*ENGINE_OPTIONS, *MODES[mode], *more), loads, idle_s, rows, notes
-        )
+        _Measurement(mode, model, (*engine_options, *MODES[mode]), loads, idle_s, rows, notes)
         for mode in options.modes
     ]
     for seed in range(1, options.rounds + 1):
@@ -183,7 +174,6 @@ class _Measurement:
                 yield
 
     def _row(self, side: str, server: psutil.Process, seed: int, number: int) -> Row:
-        time.sleep(SETTLE_S)
         labels = {
             "mode": self._mode,
             "side": side,

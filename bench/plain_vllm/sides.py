@@ -1,4 +1,4 @@
-"""The servers that are compared: Sterna, and vLLM's own data parallelism.
+"""The servers that are compared: Sterna, and vLLM alone or with its own data parallelism.
 
 All have the same model and the same options of vLLM, so that each replica has the same memory.
 """
@@ -18,10 +18,15 @@ NUM = "NUM"
 ENGINE_OPTIONS = (
     *("--served-model-name", "small", "--max-model-len", "2048", "--block-size", "32"),
     *("--max-num-batched-tokens", "512", "--max-num-seqs", "32"),
-    *("--kv-cache-memory-bytes", "64M"),
 )
-"""Options of vLLM. The memory is that of about 2,900 tokens of the small model in 16 bits, for one
-request of the largest length and some short ones."""
+"""Options of vLLM, without the type of numbers and the memory."""
+
+FLOAT32 = ("--dtype", "float32")
+"""For processors: many have no instructions for bfloat16, and take eight times as long with it."""
+
+REPLICA_OPTIONS = (*ENGINE_OPTIONS, "--kv-cache-memory-bytes", "128M", *FLOAT32)
+"""Those of one of several replicas. The memory is that of about 2,900 tokens of the small model:
+one request of the largest length and some short ones."""
 
 STERNA, STERNA_AS_VLLM = "sterna", "sterna, vllm-dp"
 VLLM, VLLM_LEAN = "vllm", "vllm, one thread a rank"
@@ -45,7 +50,7 @@ class Side:
     Attributes:
         says: what it is, for the page.
         program: without the model; None for `sterna serve`.
-        options: beside `ENGINE_OPTIONS`.
+        options: beside `REPLICA_OPTIONS`.
         environment: beside this process's.
     """
 
@@ -63,7 +68,7 @@ class Side:
         """
         options = [str(num_replicas) if each == NUM else each for each in self.options]
         return started(
-            (str(model), *ENGINE_OPTIONS, *options),
+            (str(model), *REPLICA_OPTIONS, *options),
             log,
             program=self.program,
             environment=self.environment,

@@ -24,7 +24,7 @@ from bench.common.command import end_like_ctrl_c, ended
 from bench.common.machine import ForeignLoad
 from bench.common.tables import Row, rounded
 from bench.plain_vllm import start_report as report
-from bench.plain_vllm.sides import ENGINE_OPTIONS, NUM, SIDES, STERNA, VLLM, VLLM_PROGRAM
+from bench.plain_vllm.sides import NUM, REPLICA_OPTIONS, SIDES, STERNA, VLLM, VLLM_PROGRAM
 from bench.serving.comparing import add_round_options, in_turn, rows_in_rounds
 from bench.serving.measured import LOGS, Notes
 from bench.serving.served import served
@@ -67,7 +67,7 @@ def _measure(options: argparse.Namespace, rows: list[Row], folder: Path) -> None
                         {**labels, **_row(side, replicas, mode, model, Path(caches), seed, notes)}
                         for mode in modes
                     ]
-                config = {"rounds": options.rounds, "engine_options": ENGINE_OPTIONS}
+                config = {"rounds": options.rounds, "engine_options": REPLICA_OPTIONS}
                 results_io.write(NAME, config, rows, folder, summary=report.summary(rows))
 
 
@@ -93,7 +93,7 @@ def _row(
     with (
         stages,
         served(
-            (str(model), *ENGINE_OPTIONS, *options),
+            (str(model), *REPLICA_OPTIONS, *options),
             log=log,
             program=program,
             environment=environment,

@@ -9,6 +9,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from typing import TypeVar
 
 import psutil
 
@@ -19,11 +20,20 @@ STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_ZOMB
 
 POLL_INTERVAL_S = 0.01
 
+SETTLE_S = 3.0
+
+Started = TypeVar("Started")
+
 
 class Turns:
-    """Servers by their names; a context manager that ends them all."""
+    """Servers by their names; a context manager that ends them all.
 
-    def __init__(self) -> None:
+    Args:
+        settle_s: how long a server that was stopped makes up for what it has missed.
+    """
+
+    def __init__(self, settle_s: float = SETTLE_S) -> None:
+        self._settle_s = settle_s
         self._roots: dict[str, psutil.Process] = {}
         self._stack = contextlib.ExitStack()
 
@@ -33,24 +43,25 @@ class Turns:
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
-    def start(self, name: str, server: AbstractContextManager[str]) -> str:
-        """Start a server, while no other one runs, and stop it; returns its URL.
+    def start(self, name: str, server: AbstractContextManager[Started]) -> Started:
+        """Start a server, while no other one runs, and stop it; returns what `server` yields.
 
         Args:
             server: becomes one child of this process when it is entered.
         """
         before = set(psutil.Process().children())
-        url = self._stack.enter_context(server)
+        started = self._stack.enter_context(server)
         (self._roots[name],) = set(psutil.Process().children()) - before
         # A process that is stopped would not end.
         self._stack.callback(self._go_on, name)
         self._stop(name)
-        return url
+        return started
 
     @contextlib.contextmanager
     def alone(self, name: str) -> Iterator[psutil.Process]:
         """Let this server run alone; yields its first process."""
         self._go_on(name)
+        time.sleep(self._settle_s)
         try:
             yield self._roots[name]
         finally:

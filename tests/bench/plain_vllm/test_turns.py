@@ -42,7 +42,7 @@ def is_stopped(process_id: str) -> bool:
 
 def test_one_server_runs_and_the_processes_of_the_others_are_stopped() -> None:
     ended: list[str] = []
-    with Turns() as turns:
+    with Turns(settle_s=0.0) as turns:
         first = turns.start("first", server(ended))
         assert is_stopped(first)
         second = turns.start("second", server(ended))
