@@ -64,6 +64,9 @@ REAL_OPTIONS = (
 TITLES: Mapping[str, str] = {STERNA: "_FrontendActor", VLLM: "bench.plain_vllm.vllm_command serve"}
 """What the command lines of the HTTP processes contain."""
 
+NUM_WARM_UP = 64
+"""Requests of one token before the first load."""
+
 NUM_TURNS = 2
 """Of each load at each server in a round."""
 
@@ -153,8 +156,7 @@ def _real_rows(model: Path, loads: Sequence[Load], seed: int, notes: Notes) -> l
             )
             urls[side] = stack.enter_context(server)
             processes[side] = _processes(side)
-            # What is imported and made with the first requests.
-            asyncio.run(send(urls[side], replace(loads[0], num_streams=64)))
+            _warm_up(urls[side], loads[0])
         for load in loads:
             parts: dict[str, list[Row]] = {side: [] for side in urls}
             for turn in range(NUM_TURNS):
@@ -167,6 +169,11 @@ def _real_rows(model: Path, loads: Sequence[Load], seed: int, notes: Notes) -> l
                 side = row["side"]
                 row["profile"] = _profiled(urls[side], loads[-1], processes[side][0], spy, notes)
     return rows
+
+
+def _warm_up(url: str, load: Load) -> None:
+    """Have all processes import and make what they do with their first requests."""
+    asyncio.run(send(url, replace(load, num_streams=NUM_WARM_UP, output_tokens=1)))
 
 
 def _summed(parts: Sequence[Row]) -> Row:
@@ -193,6 +200,7 @@ def _emulated_row(num_instances: int, num_frontends: int, load: Load, notes: Not
         )
         with served(options, log=log) as url:
             processes = _processes(STERNA)
+            _warm_up(url, load)
             row = _loaded(url, load, processes, notes)
     return {
         "side": STERNA,
