@@ -40,7 +40,19 @@ class Costs:
 
 
 def iteration_costs() -> tuple[tuple[float, float], tuple[float, float]]:
-    """Local and central cost of an iteration: lines through the profile's medians.
+    """Local and central cost of an iteration, in seconds: lines through the profile's medians.
+
+    Raises:
+        ConfigurationError: there is no profile.
+    """
+    return (
+        profile_line("schedule_ms", "update_ms", "report_ms"),
+        profile_line("schedule_ms", "update_ms", "coding_ms"),
+    )
+
+
+def profile_line(*parts: str) -> tuple[float, float]:
+    """These parts of an iteration together, as a constant and a time for each request, in seconds.
 
     Raises:
         ConfigurationError: there is no profile.
@@ -52,16 +64,9 @@ def iteration_costs() -> tuple[tuple[float, float], tuple[float, float]]:
         )
     profile = read("decode_profile")["rows"]
     batches = [row["batch_size"] for row in profile]
-
-    def line(*parts: str) -> tuple[float, float]:
-        totals = [sum(row[each]["median"] for each in parts) / 1000 for row in profile]
-        slope, constant = np.polyfit(batches, totals, 1)
-        return max(0.0, float(constant)), max(0.0, float(slope))
-
-    return (
-        line("schedule_ms", "update_ms", "report_ms"),
-        line("schedule_ms", "update_ms", "coding_ms"),
-    )
+    totals = [sum(row[each]["median"] for each in parts) / 1000 for row in profile]
+    slope, constant = np.polyfit(batches, totals, 1)
+    return max(0.0, float(constant)), max(0.0, float(slope))
 
 
 def a_load(index: int, sequence: int, num_running: int) -> InstanceLoad:

@@ -1,4 +1,4 @@
-"""Stress test: 64 instances whose iterations are scheduled before they are computed (Figure 16)."""
+"""Stress test: instances whose iterations are scheduled before they are computed (Figure 16)."""
 
 import heapq
 from collections.abc import Sequence
@@ -9,6 +9,7 @@ import numpy as np
 from bench.common.tables import Row, rounded
 from bench.paper.figures.scheduling_costs import NUM_INSTANCES, NUM_TOKENS, Costs
 from sterna.engine.emulated.durations import StepTime
+from sterna.instance.llumlet import spread_interval_s
 from sterna.simulator.paper import paper_config
 from sterna.workload.seeds import PAPER_SEED
 
@@ -26,19 +27,18 @@ class _Instance:
     """Remaining tokens of each request, and the time of its first token."""
     is_idle: bool = True
 
-    @property
-    def num_requests(self) -> int:
-        return self.num_waiting + self.num_prefilling + len(self.running)
-
 
 class StressTest:
-    """64 instances whose iterations are scheduled before they are computed."""
+    """Instances whose iterations are scheduled before they are computed."""
 
-    def __init__(self, architecture: str, costs: Costs, step_time: StepTime) -> None:
+    def __init__(
+        self, architecture: str, costs: Costs, step_time: StepTime, num_instances: int
+    ) -> None:
         self._architecture = architecture
         self._costs = costs
         self._step_time = step_time
-        self._instances = [_Instance() for _ in range(NUM_INSTANCES)]
+        self._instances = [_Instance() for _ in range(num_instances)]
+        self._num_requests = np.zeros(num_instances, np.int64)
         self._central_free_s = 0.0
         self._global_free_s = 0.0
         self._ends: list[tuple[float, int]] = []
@@ -53,9 +53,8 @@ class StressTest:
             while self._ends and self._ends[0][0] <= arrival_s:
                 self._end_step(*heapq.heappop(self._ends))
             at_s = self._dispatched_s(arrival_s)
-            index = min(
-                range(NUM_INSTANCES), key=lambda each: (self._instances[each].num_requests, each)
-            )
+            index = int(self._num_requests.argmin())
+            self._num_requests[index] += 1
             instance = self._instances[index]
             instance.num_waiting += 1
             if instance.is_idle:
@@ -69,7 +68,9 @@ class StressTest:
         if self._architecture == CENTRALIZED:
             # It is part of the iteration that the one scheduler plans.
             return arrival_s
-        share = NUM_INSTANCES * self._costs.report_s / REPORT_INTERVAL_S
+        num_instances = len(self._instances)
+        interval_s = spread_interval_s(REPORT_INTERVAL_S, num_instances)
+        share = num_instances * self._costs.report_s / interval_s
         begun_s = max(arrival_s, self._global_free_s)
         self._global_free_s = begun_s + self._costs.dispatch_s / max(1e-3, 1 - share)
         if arrival_s > WARM_UP_S:
@@ -79,7 +80,7 @@ class StressTest:
     def _begin_step(self, index: int, now_s: float) -> None:
         """Schedule the next iteration, then compute it: all new prompts, or one token of each."""
         instance = self._instances[index]
-        begun_s = self._scheduled_s(instance.num_requests, now_s)
+        begun_s = self._scheduled_s(int(self._num_requests[index]), now_s)
         num_new = instance.num_prefilling = instance.num_waiting
         instance.num_waiting = 0
         if num_new:
@@ -119,18 +120,26 @@ class StressTest:
                     going.append((left - 1, first_s))
                 elif now_s > WARM_UP_S:
                     self.token_latencies_s.append((now_s - first_s) / (NUM_TOKENS - 1))
+            self._num_requests[index] -= len(instance.running) - len(going)
             instance.running = going
-        if instance.num_requests:
+        if self._num_requests[index]:
             self._begin_step(index, now_s)
         else:
             instance.is_idle = True
 
 
-def stress_row(architecture: str, rate: float, costs: Costs, duration_s: float) -> Row:
+def stress_row(
+    architecture: str,
+    rate: float,
+    costs: Costs,
+    duration_s: float,
+    num_instances: int = NUM_INSTANCES,
+) -> Row:
     """One rate with one architecture."""
     draws = np.random.default_rng(PAPER_SEED)
     gaps_s = draws.exponential(1 / rate, size=int(rate * duration_s))
-    test = StressTest(architecture, costs, paper_config("llumnix", "S-S").step_time)
+    step_time = paper_config("llumnix", "S-S").step_time
+    test = StressTest(architecture, costs, step_time, num_instances)
     test.run(np.cumsum(gaps_s).tolist())
     return {
         "measure": "stress",

@@ -48,6 +48,10 @@ BENCHMARKS = {
         "bench.scheduling",
         "the scheduler's decisions, load reports and rounds, with 16 to 1,024 instances",
     ),
+    "stalls": (
+        "bench.scheduling.stalls",
+        "what passes between two steps, with emulated and with simulated instances",
+    ),
     "data-parallel": (
         "bench.plain_vllm.data_parallel",
         "replicas of Sterna's beside those of vLLM's own data parallelism",

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -294,6 +295,33 @@ def test_an_engine_gives_up_more_than_a_second_of_lost_time(
         cluster.abort("r1")
 
     run(test, num_instances=1, engine_options=options(ROOMY))
+
+
+def test_what_passes_between_two_steps_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    """Hardware would wait meanwhile. Steps that make the time up afterwards count nothing twice."""
+    caplog.set_level(logging.DEBUG, "sterna")
+    step_s, busy_s = 0.02, 0.5
+
+    async def test(cluster: EmulatedCluster) -> None:
+        cluster.send("i0", "r1", PROMPT, max_tokens=LONG)
+        answer = cluster.answers["r1"]
+        await cluster.until(lambda: len(answer.token_ids) >= 3)
+        keep_the_loop_busy(busy_s)
+        await cluster.until(lambda: len(answer.token_ids) >= 40)
+        cluster.abort("r1")
+
+    step_time = StepTime(0.0, 0.0, 0.0, step_s, step_s, 0.0, 0.0)
+    began_s = time.monotonic()
+    run(test, num_instances=1, engine_options=options(ROOMY, step_time=step_time))
+    lasted_s = time.monotonic() - began_s
+    found = re.search(
+        r"emulated steps=(\d+) seconds=([\d.]+) following=(\d+) stalled_seconds=([\d.]+)",
+        caplog.text,
+    )
+    assert found is not None
+    assert 39 <= int(found[3]) <= int(found[1])
+    assert float(found[2]) == pytest.approx(step_s * int(found[1]), abs=2 * step_s)
+    assert busy_s - step_s <= float(found[4]) < lasted_s
 
 
 def keep_the_loop_busy(duration_s: float) -> None:

@@ -7,7 +7,8 @@ carries out the llumlet's commands between two steps. It belongs to one asyncio 
 are the clock: between its deadlines an engine costs nothing.
 
 A step begins at the deadline of the previous one, not when the loop noticed it, so that delays of
-the loop do not add up.
+the loop do not add up. What passes until the next step has begun is counted all the same: hardware
+would wait meanwhile (the scheduling stalls of Section 6.6).
 """
 
 import asyncio
@@ -80,6 +81,9 @@ logger = logging.getLogger(__name__)
 MAX_LAG_S = 1.0
 """An engine that is further behind its deadlines skips the lost time: its machine was suspended or
 is overloaded."""
+
+STALLS_INTERVAL_S = 5.0
+"""Time between two lines of the log that say how long stalls were."""
 
 UTILITY_RESULTS: dict[str, object] = {
     "get_supported_tasks": ["generate"],
@@ -171,6 +175,11 @@ class EmulatedEngine:
         self._last_view: InstanceView | None = None
         self._is_closed = False
         self._num_ended = 0
+        # When the step under way had begun, on the loop's clock.
+        self._begun_s = 0.0
+        self._reported_s = self._loop.time()
+        self._num_followed = 0
+        self._steps_s = self._stalled_s = 0.0
 
     # --------------------------------------------------------------------------- life cycle
 
@@ -201,6 +210,7 @@ class EmulatedEngine:
         if self._wake is not None:
             self._wake.cancel()
         await self._copies.close()
+        self._report_stalls()
 
     def set_terminating(self, is_terminating: bool) -> None:
         """Set `is_terminating` of further views."""
@@ -447,6 +457,8 @@ class EmulatedEngine:
         """
         self._wake = None
         self._is_between_steps = True
+        # A step that makes lost time up ends at once.
+        due_s = None if self._deadline_s is None else max(self._deadline_s, self._begun_s)
         try:
             if self._core.is_stepping:
                 self._num_ended += 1
@@ -455,6 +467,9 @@ class EmulatedEngine:
                 self._commands.popleft()()
             self._begin_step()
             self._publish_view()
+            self._begun_s = self._loop.time()
+            if due_s is not None and self._core.is_stepping:
+                self._count_stall(self._begun_s - due_s)
         except Exception as error:
             logger.exception("engine failed")
             self._is_closed = True
@@ -480,7 +495,24 @@ class EmulatedEngine:
             )
             began_s = now_s
         self._deadline_s = began_s + step.duration_s
+        self._steps_s += step.duration_s
         self._wake = self._loop.call_at(self._deadline_s, self._between_steps)
+
+    def _count_stall(self, stall_s: float) -> None:
+        self._num_followed += 1
+        self._stalled_s += stall_s
+        if self._begun_s >= self._reported_s + STALLS_INTERVAL_S:
+            self._report_stalls()
+
+    def _report_stalls(self) -> None:
+        self._reported_s = self._begun_s
+        logger.debug(
+            "emulated steps=%d seconds=%.1f following=%d stalled_seconds=%.3f",
+            self._num_ended,
+            self._steps_s,
+            self._num_followed,
+            self._stalled_s,
+        )
 
     def _note_events(self, step: Step) -> None:
         for request_ids, kind in (

@@ -1,0 +1,109 @@
+"""The results of `sterna bench stalls`: two tables, a summary and goals. Pure, from rows alone."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from bench.common.comparison import Middle
+from bench.common.pages import Goal, goal_list
+from bench.common.tables import Row, markdown_table, number, rounded
+
+WALL_CLOCK, SIMULATED = "wall clock", "simulated"
+"""The kinds of rows."""
+
+MOST_STALL_MS = 1.0
+
+
+def summary(rows: Sequence[Row]) -> dict[str, Any]:
+    """The stall of a step on the wall clock, medians over the rounds, by number of instances."""
+    found = {
+        each: rounded(Middle.of(_stalls_ms(rows, each)).median)
+        for each in _numbers(rows, WALL_CLOCK)
+    }
+    return {"stall_ms": found, "goals": [asdict(each) for each in goals(rows)]}
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """The tables and the goals."""
+    parts = []
+    if numbers := _numbers(rows, WALL_CLOCK):
+        num_rounds = len({row["seed"] for row in _of(rows, WALL_CLOCK)})
+        lines = []
+        for each in numbers:
+            those = _of(rows, WALL_CLOCK, each)
+            lines.append(
+                [
+                    f"{each:,}",
+                    f"{those[0]['rate']:g}",
+                    *(number(_median(those, name)) for name in ("step_mean_ms", "tpot_mean_ms")),
+                    Middle.of(_stalls_ms(rows, each)).text(3),
+                    f"{sum(row['failed'] for row in those)}",
+                ]
+            )
+        parts += [
+            f"On the wall clock, medians over {num_rounds} rounds, with 90 % intervals:",
+            markdown_table(
+                (
+                    "instances", "requests/s for each", "a step [ms]", "TPOT mean [ms]",
+                    "stall a step [ms]", "failed",
+                ),
+                lines,
+            ),
+        ]  # fmt: skip
+    if simulated := _of(rows, SIMULATED):
+        names = ("step_mean_ms", "stall_mean_ms", "stall_p99_ms", "own_stall_mean_ms")
+        lines = [
+            [
+                f"{row['instances']:,}",
+                f"{row['rate']:g}",
+                *(number(row[name]) for name in (*names, "dispatch_p99_ms")),
+            ]
+            for row in simulated
+        ]
+        parts += [
+            "Simulated with measured costs:",
+            markdown_table(
+                (
+                    "instances", "requests/s for each", "a step [ms]", "stall a step [ms]",
+                    "P99 [ms]", "of it Sterna's [ms]", "wait for the scheduler, P99 [ms]",
+                ),
+                lines,
+            ),
+        ]  # fmt: skip
+    return "\n\n".join([*parts, goal_list([asdict(each) for each in goals(rows)])])
+
+
+def goals(rows: Sequence[Row]) -> list[Goal]:
+    """What is to be reached."""
+    worst: dict[str, float] = {}
+    if numbers := _numbers(rows, WALL_CLOCK):
+        most = numbers[-1]
+        worst[f"{most:,} instances on the wall clock"] = Middle.of(_stalls_ms(rows, most)).median
+    for each in _numbers(rows, SIMULATED):
+        name = f"{each:,} simulated instances"
+        worst[name] = max(row["stall_mean_ms"] for row in _of(rows, SIMULATED, each))
+    return [
+        Goal(
+            f"a step's stall, {name}",
+            f"below {MOST_STALL_MS:g} ms",
+            f"{value:.3f} ms",
+            value < MOST_STALL_MS,
+        )
+        for name, value in worst.items()
+    ]
+
+
+def _of(rows: Sequence[Row], kind: str, instances: int | None = None) -> list[Row]:
+    return [row for row in rows if row["kind"] == kind and instances in (None, row["instances"])]
+
+
+def _numbers(rows: Sequence[Row], kind: str) -> list[int]:
+    return sorted({row["instances"] for row in _of(rows, kind)})
+
+
+def _stalls_ms(rows: Sequence[Row], instances: int) -> list[float]:
+    return [row["stall_mean_ms"] for row in _of(rows, WALL_CLOCK, instances)]
+
+
+def _median(rows: Sequence[Row], name: str) -> float:
+    return Middle.of([row[name] for row in rows]).median
