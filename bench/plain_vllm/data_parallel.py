@@ -31,8 +31,8 @@ from sterna.workload.catalog import Workload, build_trace
 
 NAME, COMMAND = "data_parallel", "data-parallel"
 
-TRACE, RATE, NUM_REQUESTS, MAX_TOTAL_TOKENS = "M-M", 1.2, 120, 2_048
-"""The paper's medium lengths, at a rate that two cores carry."""
+TRACE, RATE, NUM_REQUESTS, MAX_TOTAL_TOKENS = "M-M", 0.6, 80, 2_048
+"""The paper's medium lengths, at a rate that two cores without AVX-512 carry."""
 
 QUICK_REQUESTS, QUICK_TOKENS = 8, 128
 
