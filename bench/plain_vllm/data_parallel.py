@@ -6,7 +6,7 @@ and other requests than the other rounds. All servers are up, and one of them ru
 some percent. The replicas of the small model share the machine's cores, so that balance gains
 little here: the comparison is of costs, and of waits that queues and memory make.
 
-    sterna bench data-parallel [--replicas 2 3] [--rounds 5] [--sides sterna vllm ...] [--continue]
+    sterna bench data-parallel [--replicas 2] [--rounds 5] [--sides sterna vllm ...] [--continue]
 
 `bench/results/data_parallel.json` is written after every run.
 """
@@ -72,7 +72,7 @@ def _measured_rows(
         servers, start_s = {}, {}
         for name, which in {each.name: each for each, _ in lacking}.items():
             notes.say(f"{num_replicas} replicas of {name}: the start")
-            log = LOGS / NAME / f"{name}-{num_replicas}.log".replace(" ", "")
+            log = LOGS / NAME / f"{name}-{num_replicas}-{lacking[0][1].seed}.log".replace(" ", "")
             begun_s = time.monotonic()
             servers[name] = turns.start(name, which.started(model, num_replicas, log))
             start_s[name] = rounded(time.monotonic() - begun_s)
@@ -85,7 +85,8 @@ def _measured_rows(
                 done = servers[name].measure(build_trace(workload), name, seed=seed)
             notes.say_outcome(done)
             labels = {"replicas": num_replicas, "side": name, "seed": seed}
-            row = {**labels, "start_s": start_s[name], **_metrics(done)}
+            # Once for each start.
+            row = {**labels, "start_s": start_s.pop(name, None), **_metrics(done)}
             notes.say(
                 f"TTFT P99 {row['ttft_p99_s']:.2f} s, TPOT {1000 * row['tpot_mean_s']:.1f} ms"
             )
@@ -142,9 +143,9 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         nargs="+",
         choices=(1, 2, 3, 4),
-        default=[2, 3],
+        default=[2],
         metavar="N",
-        help="their numbers (default: 2 3)",
+        help="their numbers (default: 2)",
     )
     parser.add_argument(
         "--sides",

@@ -45,7 +45,7 @@ def _absolute(rows: Sequence[Row]) -> str:
     for name in dict.fromkeys(row["side"] for row in rows):
         of_side = [row for row in rows if row["side"] == name]
         cells = [
-            number(fmean(row[column] for row in of_side) * scale)
+            number(fmean(row[column] for row in of_side if row[column] is not None) * scale)
             for column, (_, scale) in SHOWN.items()
         ]
         lines.append([name, *cells])

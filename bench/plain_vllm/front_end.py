@@ -172,7 +172,7 @@ def _real_rows(model: Path, loads: Sequence[Load], seed: int, notes: Notes) -> l
 
 
 def _warm_up(url: str, load: Load) -> None:
-    """Have all processes import and make what they do with their first requests."""
+    """Send the first requests, with which processes import modules and fill caches."""
     asyncio.run(send(url, replace(load, num_streams=NUM_WARM_UP, output_tokens=1)))
 
 

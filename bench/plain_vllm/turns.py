@@ -29,7 +29,7 @@ class Turns:
     """Servers by their names; a context manager that ends them all.
 
     Args:
-        settle_s: how long a server that was stopped makes up for what it has missed.
+        settle_s: time for a server that goes on to make up for what it has missed.
     """
 
     def __init__(self, settle_s: float = SETTLE_S) -> None:

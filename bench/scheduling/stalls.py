@@ -1,11 +1,10 @@
-"""Measures scheduling stalls: what passes between two steps of a busy engine (Section 6.6, Figure
-16).
+"""Measures scheduling stalls, the time between two steps of a busy engine (Section 6.6, Figure 16).
 
-On the wall clock, emulated engines of `sterna serve` count it themselves: from the end of a step
-until the next one has begun, with the engine's scheduling, the outputs, and all that the llumlet
-does, on cores that all instances, the front end and the client share. Simulated are clusters of 64
-and 1,024 instances, with the costs that `bench.paper.decode_profile` has measured with vLLM's own
-scheduler, and `sterna bench dispatch` with the default policy.
+On the wall clock, emulated engines of `sterna serve` count it themselves, from the end of a step
+until the next one has begun: the engine's scheduling, its outputs, its view, commands, and load
+reports that are due then, on cores that all instances, the front end and the client share. Clusters
+of 64 and 1,024 instances are simulated, with the costs that `bench.paper.decode_profile` has
+measured with vLLM's own scheduler, and `sterna bench dispatch` with the default policy.
 
     sterna bench stalls [--instances 1 4 ...] [--rounds 5] [--continue]
 
@@ -15,7 +14,7 @@ scheduler, and `sterna bench dispatch` with the default policy.
 import argparse
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,6 +29,7 @@ from bench.serving.comparing import add_round_options, rows_in_rounds
 from bench.serving.measured import LOGS, Notes, started
 from sterna.errors import ConfigurationError
 from sterna.workload.catalog import Workload, build_trace
+from sterna.workload.seeds import PAPER_SEED
 
 NAME = "stalls"
 
@@ -49,12 +49,11 @@ RATE, SECONDS, QUICK_SECONDS = 1.0, 30.0, 12.0
 
 SIMULATED_S, QUICK_SIMULATED_S = 20.0, WARM_UP_S + 1.0
 
-ENGINE = re.compile(
-    r"^\(instance (\w+).* emulated steps=(\d+) seconds=([\d.]+) following=(\d+)"
-    r" stalled_seconds=([\d.]+)",
-    re.MULTILINE,
+COUNTS = re.compile(
+    r"stalls counted instance=(\w+) steps=(\d+) seconds=([\d.]+) following=(\d+)"
+    r" stalled_seconds=([\d.]+)"
 )
-"""The line in which an instance counts, from its beginning on."""
+"""The line with what an instance has counted so far."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,25 +64,29 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _measure(options: argparse.Namespace, rows: list[Row], folder: Path) -> None:
     notes = Notes()
+    seconds, simulated_s = SECONDS, SIMULATED_S
+    if options.quick:
+        seconds, simulated_s = QUICK_SECONDS, QUICK_SIMULATED_S
 
     def add(row: Row) -> None:
         rows.append({**row, "commit": results_io.measured_commit()})
-        config = {"trace": TRACE, "profile": PROFILE, "rounds": options.rounds}
+        config = {
+            **{"trace": TRACE, "profile": PROFILE, "rounds": options.rounds},
+            **{"seconds": seconds, "simulated_s": simulated_s},
+        }
         results_io.write(NAME, config, rows, folder, summary=report.summary(rows))
 
-    known = {(row["kind"], row["instances"], row["seed"]) for row in rows}
+    known = {(row["kind"], row["instances"], row["seed"], row["rate"]) for row in rows}
     for seed in range(1, options.rounds + 1):
         for num_instances in options.instances:
-            if (report.WALL_CLOCK, num_instances, seed) not in known:
+            if (report.WALL_CLOCK, num_instances, seed, RATE) not in known:
                 notes.say(f"round {seed} of {options.rounds}: {num_instances} instances")
-                seconds = QUICK_SECONDS if options.quick else SECONDS
                 add(wall_clock_row(num_instances, seconds, seed, notes))
     for num_instances in SIMULATED_INSTANCES:
-        if (report.SIMULATED, num_instances, 1) not in known:
-            notes.say(f"simulated: {num_instances:,} instances")
-            seconds = QUICK_SIMULATED_S if options.quick else SIMULATED_S
-            for row in simulated_rows(num_instances, measured_costs(num_instances), seconds):
-                add(row)
+        for rate in SIMULATED_RATES:
+            if (report.SIMULATED, num_instances, PAPER_SEED, rate) not in known:
+                notes.say(f"simulated: {num_instances:,} instances, {rate:g} requests/s for each")
+                add(simulated_row(num_instances, rate, measured_costs(num_instances), simulated_s))
 
 
 def wall_clock_row(num_instances: int, seconds: float, seed: int, notes: Notes) -> Row:
@@ -142,8 +145,8 @@ class Stalls:
 
 
 def stalls_of(log: str) -> Stalls:
-    """What the instances of a server have counted, by the last line of each in its output."""
-    last = {name: counts for name, *counts in ENGINE.findall(log)}
+    """Counts of all instances of a server, from the last line of each in its output."""
+    last = {name: counts for name, *counts in COUNTS.findall(log)}
     found = zip(*last.values(), strict=True)
     steps, seconds, followed, stalled = found if last else ((), (), (), ())
     return Stalls(
@@ -173,29 +176,35 @@ def measured_costs(num_instances: int) -> Costs:
     )
 
 
-def simulated_rows(num_instances: int, costs: Costs, seconds: float) -> Iterator[Row]:
-    """A cluster of this size under rising rates, and how much of its stalls is Sterna's."""
+def simulated_row(num_instances: int, rate: float, costs: Costs, seconds: float) -> Row:
+    """A cluster of this size, and how much of its stalls is Sterna's.
+
+    A stall is the measured cost of a step of as many requests, whatever the size of the cluster;
+    only the queue at the scheduler depends on that.
+
+    Args:
+        rate: requests a second for each instance.
+    """
     alone = replace(costs, local_s=profile_line("report_ms"))
-    for rate in SIMULATED_RATES:
-        all_of_it, own = (
-            stress_row(LLUMLETS, rate * num_instances, each, seconds, num_instances)
-            for each in (costs, alone)
-        )
-        yield {
-            **all_of_it,
-            "kind": report.SIMULATED,
-            "instances": num_instances,
-            "seed": 1,
-            "rate": rate,
-            "own_stall_mean_ms": own["stall_mean_ms"],
-        }
+    all_of_it, own = (
+        stress_row(LLUMLETS, rate * num_instances, each, seconds, num_instances)
+        for each in (costs, alone)
+    )
+    return {
+        **all_of_it,
+        "kind": report.SIMULATED,
+        "instances": num_instances,
+        "seed": PAPER_SEED,
+        "rate": rate,
+        "own_stall_mean_ms": own["stall_mean_ms"],
+    }
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"sterna bench {NAME}",
-        description="Measure what passes between two steps of a busy engine: with emulated "
-        "instances on the wall clock, and in simulated clusters of 64 and 1,024.",
+        description="Measure the time between two steps of a busy engine: with emulated instances "
+        "on the wall clock, and in simulated clusters of 64 and 1,024.",
         epilog="docs/performance.md explains what is measured.",
     )
     parser.add_argument(

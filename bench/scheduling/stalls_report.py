@@ -51,12 +51,12 @@ def markdown(rows: Sequence[Row]) -> str:
             ),
         ]  # fmt: skip
     if simulated := _of(rows, SIMULATED):
-        names = ("step_mean_ms", "stall_mean_ms", "stall_p99_ms", "own_stall_mean_ms")
+        names = ("step_mean_ms", "stall_mean_ms", "own_stall_mean_ms", "dispatch_p99_ms")
         lines = [
             [
                 f"{row['instances']:,}",
                 f"{row['rate']:g}",
-                *(number(row[name]) for name in (*names, "dispatch_p99_ms")),
+                *(number(row[name]) for name in names),
             ]
             for row in simulated
         ]
@@ -65,7 +65,7 @@ def markdown(rows: Sequence[Row]) -> str:
             markdown_table(
                 (
                     "instances", "requests/s for each", "a step [ms]", "stall a step [ms]",
-                    "P99 [ms]", "of it Sterna's [ms]", "wait for the scheduler, P99 [ms]",
+                    "of it Sterna's [ms]", "queue for a decision, P99 [ms]",
                 ),
                 lines,
             ),
@@ -74,7 +74,7 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def goals(rows: Sequence[Row]) -> list[Goal]:
-    """What is to be reached."""
+    """Goals for the largest numbers of instances and the highest rates."""
     worst: dict[str, float] = {}
     if numbers := _numbers(rows, WALL_CLOCK):
         most = numbers[-1]

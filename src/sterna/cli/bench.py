@@ -50,7 +50,7 @@ BENCHMARKS = {
     ),
     "stalls": (
         "bench.scheduling.stalls",
-        "what passes between two steps, with emulated and with simulated instances",
+        "the time between two steps of busy engines, with emulated and with simulated instances",
     ),
     "data-parallel": (
         "bench.plain_vllm.data_parallel",

@@ -26,7 +26,7 @@ def wall_clock(instances: int, seed: int, stall_ms: float) -> dict[str, Any]:
 def simulated(instances: int, rate: float, stall_ms: float) -> dict[str, Any]:
     return {
         **{"kind": stalls_report.SIMULATED, "instances": instances, "seed": 1, "rate": rate},
-        **{"step_mean_ms": 40.0, "stall_mean_ms": stall_ms, "stall_p99_ms": 2.0},
+        **{"step_mean_ms": 40.0, "stall_mean_ms": stall_ms},
         **{"own_stall_mean_ms": 0.1, "dispatch_p99_ms": 0.3},
     }
 
@@ -48,15 +48,15 @@ def test_goals_are_those_of_most_instances_and_of_the_highest_rate() -> None:
     }
     text = stalls_report.markdown(ROWS)
     assert "| 4 | 1 | 40.0 | 41.0 | 0.400 [0.300, 0.500] | 0 |" in text
-    assert "| 1,024 | 1 | 40.0 | 1.10 | 2.00 | 0.100 | 0.300 |" in text
+    assert "| 1,024 | 1 | 40.0 | 1.10 | 0.100 | 0.300 |" in text
 
 
 def test_the_last_counts_of_all_instances_are_added() -> None:
     log = (
-        "(instance i0 pid=1) emulated steps=2 seconds=0.1 following=1 stalled_seconds=0.001\n"
-        "(instance i0 pid=1) emulated steps=10 seconds=0.5 following=8 stalled_seconds=0.010\n"
+        "stalls counted instance=i0 steps=2 seconds=0.1 following=1 stalled_seconds=0.001\n"
+        "stalls counted instance=i0 steps=10 seconds=0.5 following=8 stalled_seconds=0.010\n"
         "(front end 0 pid=2) ready\n"
-        "(instance i1 pid=3) emulated steps=20 seconds=1.5 following=19 stalled_seconds=0.005\n"
+        "stalls counted instance=i1 steps=20 seconds=1.5 following=19 stalled_seconds=0.005\n"
     )
     found = stalls.stalls_of(log)
     assert (found.num_instances, found.num_steps, found.num_followed) == (2, 30, 27)
@@ -64,16 +64,16 @@ def test_the_last_counts_of_all_instances_are_added() -> None:
     assert stalls.stalls_of("").num_instances == 0
 
 
-def test_stalls_with_llumlets_do_not_depend_on_the_number_of_instances() -> None:
-    """Each schedules its own steps; the scheduler of all only makes new requests wait."""
+def test_only_the_queue_for_decisions_depends_on_the_number_of_instances() -> None:
+    """Each schedules its own steps; the scheduler of all makes new requests wait."""
     costs = Costs(local_s=(0.001, 0.0), central_s=(0.001, 0.0), dispatch_s=1e-3, report_s=0.0)
     few, many = (
-        next(iter(stalls.simulated_rows(num_instances, costs, WARM_UP_S + 1.0)))
+        stalls.simulated_row(num_instances, 1.0, costs, WARM_UP_S + 1.0)
         for num_instances in (16, 256)
     )
     assert few["stall_mean_ms"] == pytest.approx(1.0, abs=1e-3)
     assert many["stall_mean_ms"] == pytest.approx(1.0, abs=1e-3)
-    assert many["dispatch_p99_ms"] >= few["dispatch_p99_ms"] >= 1.0
+    assert many["dispatch_p99_ms"] > few["dispatch_p99_ms"] >= 1.0
 
 
 def test_costs_are_those_of_the_committed_results() -> None:

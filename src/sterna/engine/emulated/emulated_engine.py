@@ -7,8 +7,8 @@ carries out the llumlet's commands between two steps. It belongs to one asyncio 
 are the clock: between its deadlines an engine costs nothing.
 
 A step begins at the deadline of the previous one, not when the loop noticed it, so that delays of
-the loop do not add up. What passes until the next step has begun is counted all the same: hardware
-would wait meanwhile (the scheduling stalls of Section 6.6).
+the loop do not add up. The time from the deadline until the next step has begun is counted all the
+same, because hardware would wait meanwhile (the scheduling stalls of Section 6.6).
 """
 
 import asyncio
@@ -83,7 +83,7 @@ MAX_LAG_S = 1.0
 is overloaded."""
 
 STALLS_INTERVAL_S = 5.0
-"""Time between two lines of the log that say how long stalls were."""
+"""Time between two lines of the log with the stalls so far."""
 
 UTILITY_RESULTS: dict[str, object] = {
     "get_supported_tasks": ["generate"],
@@ -175,9 +175,10 @@ class EmulatedEngine:
         self._last_view: InstanceView | None = None
         self._is_closed = False
         self._num_ended = 0
-        # When the step under way had begun, on the loop's clock.
+        # When the step under way had begun. uvloop's own clock has whole milliseconds.
         self._begun_s = 0.0
-        self._reported_s = self._loop.time()
+        self._reported_s = _now_s()
+        self._step_s = 0.0
         self._num_followed = 0
         self._steps_s = self._stalled_s = 0.0
 
@@ -462,12 +463,13 @@ class EmulatedEngine:
         try:
             if self._core.is_stepping:
                 self._num_ended += 1
+                self._steps_s += self._step_s
                 self._deliver(self._core.end_step())
             while self._commands:
                 self._commands.popleft()()
             self._begin_step()
             self._publish_view()
-            self._begun_s = self._loop.time()
+            self._begun_s = _now_s()
             if due_s is not None and self._core.is_stepping:
                 self._count_stall(self._begun_s - due_s)
         except Exception as error:
@@ -495,19 +497,22 @@ class EmulatedEngine:
             )
             began_s = now_s
         self._deadline_s = began_s + step.duration_s
-        self._steps_s += step.duration_s
+        self._step_s = step.duration_s
         self._wake = self._loop.call_at(self._deadline_s, self._between_steps)
 
     def _count_stall(self, stall_s: float) -> None:
-        self._num_followed += 1
-        self._stalled_s += stall_s
+        """Count the time between two steps, unless it was given up."""
+        if stall_s <= MAX_LAG_S:
+            self._num_followed += 1
+            self._stalled_s += stall_s
         if self._begun_s >= self._reported_s + STALLS_INTERVAL_S:
             self._report_stalls()
 
     def _report_stalls(self) -> None:
         self._reported_s = self._begun_s
         logger.debug(
-            "emulated steps=%d seconds=%.1f following=%d stalled_seconds=%.3f",
+            "stalls counted instance=%s steps=%d seconds=%.3f following=%d stalled_seconds=%.3f",
+            self._instance_id,
             self._num_ended,
             self._steps_s,
             self._num_followed,
