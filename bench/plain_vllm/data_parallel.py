@@ -37,6 +37,7 @@ TRACE, RATE, NUM_REQUESTS, MAX_TOTAL_TOKENS = "M-M", 0.6, 80, 2_048
 QUICK_REQUESTS, QUICK_TOKENS = 8, 128
 
 ROUNDS_OF_A_START = 3
+"""After as many the servers are started anew."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

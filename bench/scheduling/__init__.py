@@ -1,1 +1,2 @@
-"""Costs of the scheduler: decisions, load reports and rounds, alone and between processes."""
+"""Costs of scheduling: the scheduler's decisions, load reports and rounds, alone and between
+processes; and the stalls between the steps of engines."""

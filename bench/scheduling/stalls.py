@@ -1,4 +1,4 @@
-"""Measures scheduling stalls, the time between two steps of a busy engine (Section 6.6, Figure 16).
+"""Scheduling stalls, the time between two steps of a busy engine (Section 6.6, Figure 16).
 
 On the wall clock, emulated engines of `sterna serve` count it themselves, from the end of a step
 until the next one has begun: the engine's scheduling, its outputs, its view, commands, and load
@@ -36,7 +36,7 @@ NAME = "stalls"
 PAGE = results_io.ROOT / "docs" / "performance.md"
 
 INSTANCES = (1, 4, 16)
-"""What two cores carry."""
+"""On the wall clock. The most of them keep two cores busy."""
 
 SIMULATED_INSTANCES = (64, 1_024)
 SIMULATED_RATES = (1.0, 2.0, 3.0)
