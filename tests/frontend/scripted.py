@@ -203,6 +203,7 @@ class ScriptedScheduler(Actor):
         self.target: InstanceId | None = None
         self.asked: list[DispatchRequest] = []
         self.described: list[dict[str, object]] = []
+        self.held: list[dict[str, object]] = []
 
     def _answer(self, message: WireMessage, frames: list[bytes]) -> bool:
         match message:
@@ -212,6 +213,8 @@ class ScriptedScheduler(Actor):
                     self.send(Dispatched(request_id, self.target, len(self.asked)))
             case ListInstances(_, query_id):
                 self.send(AdminReply(query_id, msgspec.json.encode(self.described)))
+            case ListRequests(_, query_id):
+                self.send(AdminReply(query_id, msgspec.json.encode(self.held)))
             case _:
                 return False
         return True

@@ -1,8 +1,14 @@
 """What operators see of the instances."""
 
-from sterna.messages.actors import Absent, InstanceMember, LoadReport, Membership
-from sterna.scheduler.description import describe_instances
-from sterna.types import InstanceId, InstanceLoad
+from sterna.messages.actors import (
+    Absent,
+    DispatchRequest,
+    InstanceMember,
+    LoadReport,
+    Membership,
+)
+from sterna.scheduler.description import describe_held, describe_instances
+from sterna.types import HIGH, NORMAL, FrontendId, InstanceId, InstanceLoad, RequestId
 
 I0, I1 = InstanceId("i0"), InstanceId("i1")
 
@@ -76,3 +82,10 @@ def test_a_drain_says_how_many_requests_it_waits_for_and_why() -> None:
     assert note(move_tokens=64, migrates=False) == (
         "an operator drains it; 3 requests left, which the policy does not move"
     )
+
+
+def test_a_held_request_has_its_prompt_and_no_instance() -> None:
+    held = DispatchRequest(FrontendId(0), RequestId("r"), 176, 5.0, HIGH, NORMAL, prompt_tokens=170)
+    (row,) = describe_held([held])
+    assert (row["id"], row["instance"], row["status"]) == ("r", None, "held")
+    assert (row["num_tokens"], row["demand_tokens"], row["priority"]) == (170, 176, HIGH)

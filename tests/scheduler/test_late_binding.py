@@ -139,11 +139,12 @@ def test_who_waits_is_known() -> None:
     assert core.waits(RequestId("r"))
     assert not core.waits(RequestId("other"))
     assert core.waiting() == {RequestId("r"): FRONTEND}
+    assert [each.request_id for each in core.undispatched] == ["r"]
     # Without an instance its front end has to do without this scheduler.
     core.on_instance_left(InstanceId("i0"), 0.0)
     assert not core.waits(RequestId("r"))
     assert core.waiting() == {}
-    assert core.num_held == 1
+    assert core.num_held == len(core.undispatched) == 1
 
 
 def test_an_instance_that_is_emptied_gets_none_while_another_exists() -> None:

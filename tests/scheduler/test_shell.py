@@ -3,17 +3,20 @@
 import asyncio
 from dataclasses import replace
 
+import msgspec
 from msgspec import structs
 
 from sterna.config import ScalingConfig
 from sterna.messages.actors import (
     Absent,
     AddInstances,
+    AdminReply,
     Dispatched,
     DispatchRequest,
     FrontendMember,
     Heartbeat,
     InstanceMember,
+    ListRequests,
     LoadReport,
     Membership,
     SetDestination,
@@ -152,3 +155,20 @@ def test_an_instance_that_starts_counts_where_more_are_asked_for_and_a_warm_one_
     assert asked() == asked(Absent(I1, "warm")) == [2]
     # It waits for the period: somebody comes already.
     assert asked(Absent(I1, "starting")) == asked(Absent(I1, "pending", "no GPU")) == []
+
+
+def test_operators_see_the_requests_that_it_holds() -> None:
+    outbox = Outbox()
+
+    async def scenario() -> None:
+        scheduler = Scheduler(LLUMNIX, outbox)
+        ask = DispatchRequest(FRONTEND.frontend_id, RequestId("r"), 64, 0.0, NORMAL, NORMAL)
+        for message in (ask, ListRequests("operator", 7)):
+            scheduler.on_message(message, [])
+
+    asyncio.run(scenario())
+    ((address, reply),) = outbox.sent
+    assert address == "operator"
+    assert isinstance(reply, AdminReply)
+    assert reply.query_id == 7
+    assert [each["id"] for each in msgspec.json.decode(reply.body)] == ["r"]

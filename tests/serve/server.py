@@ -212,15 +212,17 @@ class ServerProcess:
         return ask(self.url, "GET", "/admin/instances", api_key)
 
     def requests(self, api_key: str | None = None) -> list[dict[str, Any]]:
-        """Return what `sterna requests` shows."""
-        return ask(self.url, "GET", "/admin/requests", api_key)
+        """Return what `sterna requests` shows of those that are on an instance."""
+        listed = ask(self.url, "GET", "/admin/requests", api_key)
+        return [each for each in listed if each["instance"] is not None]
 
     def is_empty(self) -> bool:
-        """Whether no instance holds a request, a block, a reservation or a migration."""
+        """Whether no instance holds a request, a block, a reservation or a migration, and no
+        request waits at the scheduler."""
         held = ("used_tokens", "running", "queuing", "migrating")
         instances = self.instances()
         is_held = any(instance[each] for instance in instances for each in held)
-        return not is_held and not self.requests()
+        return not is_held and not ask(self.url, "GET", "/admin/requests", None)
 
     def until_freed(self, max_tokens: int) -> None:
         """Wait until it is empty, before its requests could have come to their end of so many

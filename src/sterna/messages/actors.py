@@ -482,7 +482,7 @@ class MigrateRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 class ListRequests(msgspec.Struct, frozen=True, tag=True):
-    """Front end -> instance: describe your requests. Answer: AdminReply."""
+    """Front end -> instance or scheduler: describe your requests. Answer: AdminReply."""
 
     reply_to: str
     query_id: int

@@ -104,6 +104,11 @@ class SchedulerCore:
         return self._core.num_held
 
     @property
+    def undispatched(self) -> list[DispatchRequest]:
+        """See `GlobalScheduler.undispatched`."""
+        return self._core.undispatched
+
+    @property
     def destinations(self) -> Mapping[InstanceId, InstanceId]:
         """See `GlobalScheduler.destinations`."""
         return self._core.destinations

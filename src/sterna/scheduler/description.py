@@ -1,9 +1,15 @@
-"""Descriptions of the instances for operators: `sterna instances`. Pure."""
+"""Descriptions of instances and of held requests for operators. Pure."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
-from sterna.messages.actors import Absent, InstanceMember, LoadReport, Membership
+from sterna.messages.actors import (
+    Absent,
+    DispatchRequest,
+    InstanceMember,
+    LoadReport,
+    Membership,
+)
 from sterna.policy.virtual_usage import freeness_of
 from sterna.types import InstanceId
 
@@ -44,6 +50,27 @@ def describe_instances(
             for each in membership.instances
         ),
         *(_describe_absent(each) for each in membership.absent),
+    ]
+
+
+def describe_held(requests: Iterable[DispatchRequest]) -> list[Description]:
+    """One entry for each request that waits at the scheduler, with the fields of those that
+    instances describe."""
+    return [
+        {
+            "id": each.request_id,
+            "instance": None,
+            "status": "held",
+            "num_tokens": each.prompt_tokens,
+            "num_output_tokens": 0,
+            "used_tokens": 0,
+            "demand_tokens": each.demand_tokens,
+            "priority": int(each.scheduling_priority),
+            "num_preemptions": 0,
+            "arrival_s": each.arrival_s,
+            "immovable": "it waits at the scheduler",
+        }
+        for each in requests
     ]
 
 

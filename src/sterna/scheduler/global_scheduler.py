@@ -203,6 +203,11 @@ class GlobalScheduler:
         """Requests that wait here for an instance."""
         return len(self._held)
 
+    @property
+    def undispatched(self) -> list[DispatchRequest]:
+        """Requests that wait here for an instance, or for their prefix."""
+        return [*self._held.values(), *(each.request for each in self._copying.values())]
+
     def waits(self, request_id: RequestId) -> bool:
         """Whether the request waits until an instance has memory for it (late binding), or its
         prefix."""

@@ -15,6 +15,7 @@ from sterna.messages.actors import (
     AdminReply,
     Heartbeat,
     ListInstances,
+    ListRequests,
     Membership,
     WireMessage,
 )
@@ -22,7 +23,7 @@ from sterna.messaging.mailbox import Mailbox
 from sterna.messaging.send_effects import KeepOnly, ToMailbox, Unexpected
 from sterna.policy.scaling import ScaleUp, Terminate
 from sterna.scheduler.core import SchedulerCore, SchedulerEffect
-from sterna.scheduler.description import describe_instances
+from sterna.scheduler.description import Description, describe_held, describe_instances
 
 logger = logging.getLogger(__name__)
 
@@ -75,22 +76,27 @@ class Scheduler:
 
     def on_message(self, message: WireMessage, frames: list[bytes]) -> None:
         """Take in a message; no message to the scheduler has payload frames."""
-        if isinstance(message, ListInstances):
-            self._describe(message)
-        else:
-            self._carry_out(self._core.on_message(message, time.monotonic()))
+        match message:
+            case ListInstances():
+                self._answer(message, self._described_instances())
+            case ListRequests():
+                self._answer(message, describe_held(self._core.undispatched))
+            case _:
+                self._carry_out(self._core.on_message(message, time.monotonic()))
 
     def on_membership(self, membership: Membership) -> None:
         """Take in a membership."""
         self._carry_out(self._core.on_membership(membership, time.monotonic()))
 
-    def _describe(self, query: ListInstances) -> None:
-        described = describe_instances(
+    def _described_instances(self) -> list[Description]:
+        return describe_instances(
             self._core.membership,
             self._core.reports,
             self._core.destinations.keys(),
             migrates=self._policy.migrates,
         )
+
+    def _answer(self, query: ListInstances | ListRequests, described: list[Description]) -> None:
         body = msgspec.json.encode(described)
         self._mailbox.send(query.reply_to, AdminReply(query.query_id, body))
 

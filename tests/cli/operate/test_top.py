@@ -28,6 +28,7 @@ REQUEST = {
     **{"id": "cmpl-tern", "instance": "i0", "status": "running", "class": "normal"},
     **{"num_tokens": 1_200, "num_output_tokens": 200, "used_tokens": 1_216, "immovable": None},
 }
+HELD = {**REQUEST, "instance": None, "status": "held", "immovable": "it waits at the scheduler"}
 LONGER = {**REQUEST, "id": "cmpl-gull", "num_tokens": 2_400}
 PREEMPTED = {"time_s": 1.7e9, "request": "cmpl-tern", "event": "preempted", "instance": "i0"}
 RECENT = {"decisions": [PREEMPTED], "ttft_s": [0.1, 0.3], "tpot_s": [], "waiting": 2}
@@ -144,7 +145,13 @@ def test_the_chosen_request_moves_after_a_confirmation() -> None:
 
 
 @pytest.mark.parametrize(
-    "steps", [(WHERE, "escape"), (WHERE, "enter", SURE, "enter"), (WHERE, "enter", SURE, "escape")]
+    "steps",
+    [
+        (WHERE, "escape"),
+        (WHERE, "q"),
+        (WHERE, "enter", SURE, "enter"),
+        (WHERE, "enter", SURE, "escape"),
+    ],
 )
 def test_nothing_moves_without_a_confirmation(steps: tuple[str, ...]) -> None:
     cluster = ScriptedCluster()
@@ -172,6 +179,15 @@ def test_with_no_other_instance_nothing_can_move() -> None:
     cluster.answer = Snapshot([INSTANCE, INSTANCE], [REQUEST], RECENT)
     found = driven(cluster, "m", until="no other")
     assert found["outcome"] == "there is no other instance"
+
+
+def test_a_request_that_waits_at_the_scheduler_cannot_move() -> None:
+    cluster = ScriptedCluster()
+    cluster.answer = Snapshot([INSTANCE, EMPTY], [HELD], RECENT)
+    found = driven(cluster, "m", until="waits")
+    assert found["outcome"] == "the request waits at the scheduler"
+    assert found["requests"][0][:3] == ["cmpl-tern", "-", "held"]
+    assert cluster.orders == []
 
 
 def test_names_that_look_like_markup_are_shown_as_they_are() -> None:

@@ -22,7 +22,7 @@ from sterna.messages.actors import AbortRequests, AddRequest
 from sterna.messaging.mailbox import Mailbox
 from sterna.types import FrontendId, RequestId
 from tests.frontend.calls import folders_called
-from tests.frontend.scripted import ME, ready, within
+from tests.frontend.scripted import HANG_S, ME, ready, within
 from tests.frontend.served import CONFIG, MESSAGES, Scenario, Served, one_server, options_of_vllm
 
 pytestmark = pytest.mark.vllm
@@ -307,12 +307,19 @@ def test_operators_see_instances_and_requests(run):
         served.cluster.scheduler.described = [{"id": "i0", "state": "running"}]
         served.cluster.i0.described = [{"id": "chatcmpl-tern-9f86d081", "priority": 1}]
         served.cluster.i1.described = []
+        # The first one was dispatched after the instance had answered.
+        served.cluster.scheduler.held = [
+            {"id": "chatcmpl-tern-9f86d081", "priority": 1},
+            {"id": "chatcmpl-auk-5e884898", "priority": 0},
+        ]
         answer = await served.http.get("/admin/instances")
         assert answer.json() == [{"id": "i0", "state": "running"}]
-        answer = await served.http.get("/admin/requests")
-        assert answer.json() == [
-            {"id": "chatcmpl-tern-9f86d081", "priority": 1, "instance": "i0", "class": "high"}
+        listed = [
+            {"id": "chatcmpl-tern-9f86d081", "priority": 1, "instance": "i0", "class": "high"},
+            {"id": "chatcmpl-auk-5e884898", "priority": 0, "instance": None, "class": "normal"},
         ]
+        for path in ("/admin/requests", f"/admin/requests?timeout_s={HANG_S:g}"):
+            assert (await served.http.get(path)).json() == listed
 
     run(test)
 
@@ -338,6 +345,11 @@ def test_an_operator_moves_every_choice_of_a_response(run):
         ({"request": "gull", "to": "i1"}, 404, "no live request is called gull"),
         ({"request": "tern", "to": "i0"}, 409, "tern is on i0 already"),
         ({"request": "tern", "to": "i1"}, 409, "chatcmpl-tern-9f86d081: its batch is full"),
+        (
+            {"request": "puffin", "to": "i1"},
+            409,
+            "cmpl-puffin-0-7d865e95: it waits at the scheduler",
+        ),
     ],
 )
 def test_an_operator_is_told_why_a_request_does_not_move(
@@ -346,6 +358,7 @@ def test_an_operator_is_told_why_a_request_does_not_move(
     async def test(served: Served) -> None:
         served.cluster.i0.described = [{"id": "chatcmpl-tern-9f86d081", "priority": 0}]
         served.cluster.i1.described = []
+        served.cluster.scheduler.held = [{"id": "cmpl-puffin-0-7d865e95", "priority": 0}]
         served.cluster.i0.refusal = "its batch is full"
         answer = await served.post("/admin/migrate", **body)
         assert answer.status_code == status

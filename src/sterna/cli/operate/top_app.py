@@ -46,7 +46,7 @@ class Cluster(Protocol):
 
 
 class _Dialog(ModalScreen[str | None]):
-    """A question with a few answers; Escape is none of them."""
+    """A question with a few answers; Escape and q are none of them."""
 
     CSS = """
     _Dialog { align: center middle; }
@@ -54,7 +54,7 @@ class _Dialog(ModalScreen[str | None]):
         border: round $primary; background: $surface; padding: 1 2; }
     _Dialog OptionList { height: auto; max-height: 16; border: none; }
     """
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss", "cancel")]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "dismiss", "cancel")]
 
     def __init__(self, question: str, answers: list[str]) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class TopApp(App[None]):
         self._is_paused = False
         self._is_asking = False
         self._instances: list[str] = []
-        self._places: dict[str, str] = {}
+        self._places: dict[str, str | None] = {}
 
     def compose(self) -> ComposeResult:
         yield Static("asking the server", id="headline", markup=False)
@@ -209,6 +209,9 @@ class TopApp(App[None]):
             self._report("there is no request to move")
             return
         source = self._places.get(request_id)
+        if source is None:
+            self._report("the request waits at the scheduler")
+            return
         others = [each for each in self._instances if each != source]
         if not others:
             self._report("there is no other instance")

@@ -86,7 +86,7 @@ def requests_table(requests: Iterable[Described]) -> Table:
     rows = [
         (
             each["id"],
-            each["instance"],
+            each["instance"] or "-",
             each["status"],
             each["class"],
             f"{each['num_tokens']:,}",

@@ -4,7 +4,8 @@
                               migrating, head_demand_tokens, preemptions, migrations_committed,
                               migrations_aborted, generation, note}]
     GET  /admin/requests    [{id, instance, status, num_tokens, ...}]; ?timeout_s=2: of the
-                              instances that answer within this time
+                              instances that answer within this time; those that the scheduler
+                              holds have no instance
     GET  /admin/explain     ?request=ID: [{id, state, instance, events: [{at_s, event, ...}], ...}]
     GET  /admin/recent      ?last_s=10: {decisions: [{time_s, request, event, ...}], ttft_s: [...],
                               tpot_s: [...], waiting}
@@ -141,10 +142,7 @@ def add_admin_routes(
     async def list_requests(
         timeout_s: Annotated[float | None, Query(gt=0.0, le=MAX_LAST_S)] = None,
     ) -> Response:
-        if timeout_s is None:
-            return JSONResponse(await operators.list_requests())
-        lists = await operators.requests_by_instance(timeout_s)
-        return JSONResponse([request for each in lists.values() for request in each])
+        return JSONResponse(await operators.list_requests(timeout_s))
 
     @router.get("/explain")
     async def explain(request: str) -> Response:

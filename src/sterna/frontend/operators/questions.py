@@ -2,7 +2,7 @@
 starting."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
@@ -98,27 +98,34 @@ class Operators:
         instances: list[Described] = _decoded(await self._questions.ask(None, send))
         return instances
 
-    async def list_requests(self) -> list[Described]:
-        """Return the live requests of all instances.
+    async def list_requests(self, timeout_s: float | None = None) -> list[Described]:
+        """Return the live requests; those that wait at the scheduler are on no instance (None), and
+        come last.
+
+        Args:
+            timeout_s: leave out those of actors that do not answer within this time.
 
         Raises:
-            UnansweredError: an instance died or does not answer.
+            UnansweredError: without `timeout_s`: an instance or the scheduler died, or does not
+                answer.
         """
-        lists = await asyncio.gather(*map(self._list_requests_of, self._peers.instances))
-        return [request for each in lists for request in each]
+        asked = [*map(self._list_requests_of, self._peers.instances), self._list_held()]
+        if timeout_s is None:
+            lists = await asyncio.gather(*asked)
+        else:
+            answers = await asyncio.gather(*(_in_time(each, timeout_s) for each in asked))
+            lists = [each or [] for each in answers]
+        # One that was dispatched meanwhile may be in two lists.
+        found: dict[str, Described] = {}
+        for request in (request for each in lists for request in each):
+            found.setdefault(request["id"], request)
+        return list(found.values())
 
     async def requests_by_instance(self, timeout_s: float) -> dict[InstanceId, list[Described]]:
         """Return the live requests of each instance that answers within this time."""
-
-        async def listed(instance_id: InstanceId) -> list[Described] | None:
-            with suppress(TimeoutError, UnansweredError):
-                async with asyncio.timeout(timeout_s):
-                    return await self._list_requests_of(instance_id)
-            return None
-
         instances = self._peers.instances
-        lists = await asyncio.gather(*map(listed, instances))
-        found = zip(instances, lists, strict=True)
+        asked = (_in_time(self._list_requests_of(each), timeout_s) for each in instances)
+        found = zip(instances, await asyncio.gather(*asked), strict=True)
         return {instance_id: each for instance_id, each in found if each is not None}
 
     async def explain(self, name: str) -> list[Described]:
@@ -216,9 +223,8 @@ class Operators:
             UnansweredError: an instance died or does not answer.
         """
         _check_known(destination, self._peers.instances)
-        where = {
-            RequestId(each["id"]): InstanceId(each["instance"])
-            for each in await self.list_requests()
+        where: dict[RequestId, InstanceId | None] = {
+            RequestId(each["id"]): each["instance"] for each in await self.list_requests()
         }
         request_ids = meant(name, where)
         if not request_ids:
@@ -289,18 +295,34 @@ class Operators:
         def message(query_id: int) -> WireMessage:
             return ListRequests(self._own_address, query_id)
 
-        requests = _decoded(await self._ask(instance_id, message))
+        return self._listed(await self._ask(instance_id, message), instance_id)
+
+    async def _list_held(self) -> list[Described]:
+        """Those at the scheduler; without one, none waits there."""
+        if self._peers.membership.scheduler is None:
+            return []
+
+        def send(query_id: int) -> None:
+            self._peers.send_to_scheduler(ListRequests(self._own_address, query_id))
+
+        return self._listed(await self._questions.ask(None, send), None)
+
+    def _listed(self, reply: AdminReply, instance_id: InstanceId | None) -> list[Described]:
         return [
             {**request, "instance": instance_id, "class": self._class_of(request["priority"])}
-            for request in requests
+            for request in _decoded(reply)
         ]
 
     def _class_of(self, rank: int) -> str:
         return self._classes.of_vllm_priority(-rank).name
 
     async def _migrate_one(
-        self, request_id: RequestId, source: InstanceId, destination: InstanceId, mode: Mode
+        self, request_id: RequestId, source: InstanceId | None, destination: InstanceId, mode: Mode
     ) -> AdminReply:
+        if source is None:
+            body = msgspec.json.encode({"request": request_id})
+            return AdminReply(0, body, "it waits at the scheduler")
+
         def message(query_id: int) -> WireMessage:
             return MigrateRequest(self._own_address, query_id, request_id, destination, mode)
 
@@ -313,6 +335,14 @@ class Operators:
             self._peers.send_to_instance(instance_id, message(query_id))
 
         return await self._questions.ask(instance_id, send)
+
+
+async def _in_time(listed: Awaitable[list[Described]], timeout_s: float) -> list[Described] | None:
+    """The list, or None when it does not come within this time, or at all."""
+    with suppress(TimeoutError, UnansweredError):
+        async with asyncio.timeout(timeout_s):
+            return await listed
+    return None
 
 
 def _check_known(instance_id: InstanceId, known: tuple[InstanceId, ...]) -> None:
