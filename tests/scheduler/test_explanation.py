@@ -20,12 +20,13 @@ from sterna.policy.presets import LLUMNIX, PRESETS, STERNA
 from sterna.policy.virtual_usage import Candidate, NewRequest
 from sterna.scheduler.core import SchedulerCore
 from sterna.scheduler.explanation import (
+    HEADROOM,
     LONGEST_ANSWER,
     dispatch_reason,
     move_reason,
     rule_name,
 )
-from sterna.types import NORMAL, InstanceId, InstanceLoad
+from sterna.types import HIGH, NORMAL, InstanceId, InstanceLoad
 from tests.scheduler.test_core import F0, I0, I1, R, membership, report
 
 REQUEST = NewRequest(128, NORMAL, prompt_tokens=100)
@@ -137,6 +138,20 @@ def test_a_class_that_decides_is_not_asked_twice() -> None:
 def test_rules_have_the_names_that_options_have(policy: PolicyConfig, name: str) -> None:
     assert rule_name(policy) == name
     assert isinstance(STERNA.dispatch, Soonest)
+
+
+@pytest.mark.parametrize(
+    ("policy", "rule"),
+    [(STERNA, HEADROOM), (LLUMNIX, HEADROOM), (PRESETS["vllm-dp"], "vllm_dp")],
+)
+def test_an_urgent_request_goes_by_headroom_where_the_policy_has_one(
+    policy: PolicyConfig, rule: str
+) -> None:
+    request = replace(REQUEST, execution_priority=HIGH)
+    choice = decide(request, instances(policy, 20, 10), policy)
+    assert choice is not None
+    reason = dispatch_reason(request, choice, policy, num_instances=2, held_s=0.0)
+    assert reason.rule == rule
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ class DispatchReason(msgspec.Struct, frozen=True, array_like=True):
     """The reason why a request goes to an instance.
 
     Attributes:
-        rule: the policy's rule of dispatch.
+        rule: the policy's rule of dispatch, or `headroom`.
         num_eligible: the instances among which the rule chose: others have no memory for the
             request or no freeness, are being emptied, or the rule leaves them out (`power_of_two`
             draws two; a high-priority request joins others of its priority).

@@ -167,17 +167,21 @@ class Choice:
         eligible: those among which it chose.
         costs: of each of these, if the rule takes the one of the smallest; else None.
         order: that by which it compared them, if not by costs; None if a class has decided.
+        by_headroom: whether it is for a request with a headroom, whatever the policy's rule is.
     """
 
     chosen: Candidate
     eligible: Sequence[Candidate]
     costs: Column | None = None
     order: Order | None = None
+    by_headroom: bool = False
 
     @classmethod
-    def first(cls, eligible: Sequence[Candidate], order: Order) -> "Choice":
+    def first(
+        cls, eligible: Sequence[Candidate], order: Order, *, by_headroom: bool = False
+    ) -> "Choice":
         """The first in this order; of equal ones, the first in the sequence."""
-        return cls(min(eligible, key=order), eligible, order=order)
+        return cls(min(eligible, key=order), eligible, order=order, by_headroom=by_headroom)
 
     @property
     def instance_id(self) -> InstanceId:

@@ -174,7 +174,11 @@ def _for_high_priority(
         if _hosts(each, request, policy)
         and each.real_load_tokens + request.demand_tokens <= target_tokens
     )
-    return Choice.first(joinable or eligible, lambda each: (each.real_load_tokens, *each.tie_break))
+    return Choice.first(
+        joinable or eligible,
+        lambda each: (each.real_load_tokens, *each.tie_break),
+        by_headroom=True,
+    )
 
 
 def _has_headroom(request: NewRequest, policy: PolicyConfig) -> bool:

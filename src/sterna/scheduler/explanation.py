@@ -20,6 +20,9 @@ from sterna.policy.candidate_table import (
 from sterna.policy.virtual_usage import Candidate, NewRequest
 from sterna.types import InstanceId
 
+HEADROOM = "headroom"
+"""The rule for requests that have a headroom: the smallest load, beside others that have one."""
+
 LONGEST_ANSWER = "longest answer"
 """The requests that move first for balance."""
 
@@ -42,7 +45,8 @@ def dispatch_reason(
         next_best = choice.next_best()
         chosen = _seen(request, choice.chosen)
         other = None if next_best is None else _seen(request, next_best)
-    return DispatchReason(rule_name(policy), len(eligible), num_instances, chosen, other, held_s)
+    rule = HEADROOM if choice.by_headroom else rule_name(policy)
+    return DispatchReason(rule, len(eligible), num_instances, chosen, other, held_s)
 
 
 def rule_name(policy: PolicyConfig) -> str:
