@@ -126,12 +126,15 @@ def rows_in_rounds(
         page: None: the results are on no page.
 
     Raises:
-        ConfigurationError: there are no results to go on with.
+        ConfigurationError: there are no results to go on with, or they are of another machine.
     """
     folder = results_folder(options)
     rows: list[Row] = []
     if options.is_continued or options.report:
-        rows = _kept_rows(name, folder)
+        kept = _kept(name, folder)
+        rows = kept["rows"]
+        if not options.report:
+            _check_machine(kept["hardware"], results_io.hardware())
     if not options.report:
         with reporting_kept("runs"):
             measure(options, rows, folder)
@@ -141,14 +144,26 @@ def rows_in_rounds(
         write_marked(page, f"sterna bench {name.replace('_', '-')}", text)
 
 
-def _kept_rows(name: str, folder: Path) -> list[Row]:
+def _kept(name: str, folder: Path) -> dict[str, Any]:
     try:
-        rows: list[Row] = results_io.read(name, folder)["rows"]
+        return results_io.read(name, folder)
     except FileNotFoundError:
         raise ConfigurationError(
             f"there is no {folder / name}.json yet: leave out --continue and --report"
         ) from None
-    return rows
+
+
+def _check_machine(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raises ConfigurationError unless results of then and now can stand in one table."""
+    # Machines of the same kind differ by some bytes of memory.
+    facts = (then.keys() | now.keys()) - {"memory_bytes"}
+    others = [each for each in sorted(facts) if then.get(each) != now.get(each)]
+    if others:
+        differences = ", ".join(f"{each} {then.get(each)}, now {now.get(each)}" for each in others)
+        raise ConfigurationError(
+            f"the results are of another machine ({differences}): leave out --continue, which "
+            "replaces them"
+        )
 
 
 def in_turn(items: Sequence[Item], number: int) -> Sequence[Item]:
