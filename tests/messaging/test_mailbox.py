@@ -96,11 +96,14 @@ def test_a_message_that_is_larger_than_a_part_arrives_whole(keys: MailboxKeys | 
 def watched(mailbox: Mailbox, events: int) -> Iterator[zmq.asyncio.Socket]:
     """What ZeroMQ tells of the connections to this mailbox."""
     # A peer that is turned away shows nowhere else: that is the point of it.
-    monitor = mailbox._inbox.get_monitor_socket(events)
+    watched_socket, address = mailbox._inbox._socket, "inproc://events"
+    watched_socket.monitor(address, events)
+    monitor = zmq.asyncio.Context.shadow(mailbox._context).socket(zmq.PAIR)
+    monitor.connect(address)
     try:
         yield monitor
     finally:
-        mailbox._inbox.disable_monitor()
+        watched_socket.disable_monitor()
         monitor.close()
 
 

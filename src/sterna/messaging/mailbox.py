@@ -32,6 +32,7 @@ from sterna.errors import UNREADABLE
 from sterna.log_throttle import FILES_ADVICE, LogThrottle
 from sterna.messages.actors import MAX_FRAME_BYTES, WireMessage
 from sterna.messaging.framing import PART_BYTES, cut, join
+from sterna.messaging.inbox import BURST, Inbox
 from sterna.messaging.mailbox_core import MailboxCore
 from sterna.messaging.reliable_channel import (
     CHANNEL_BYTES,
@@ -51,9 +52,6 @@ SEND_QUEUE_BYTES = 2 << 30
 """Bytes of these messages; a single message is kept whatever its size."""
 
 ADDRESS = re.compile(r"tcp://[^/\s]+:[0-9]{1,5}")
-
-BURST = 16
-"""Messages that are handled in a row before other tasks of the loop run."""
 
 TICK_S = 0.1
 """Time between two looks at the deadlines of probes and receipts."""
@@ -91,20 +89,20 @@ class Mailbox:
     """
 
     def __init__(self, host: str, keys: MailboxKeys | None = None) -> None:
-        self._context = zmq.asyncio.Context()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._authenticator = None if keys is None else _Authenticator(self._context, keys)
-        self._inbox = self._context.socket(zmq.PULL)
-        self._inbox.setsockopt(zmq.RCVHWM, SEND_QUEUE_LIMIT)
-        self._inbox.setsockopt(zmq.MAXMSGSIZE, PART_BYTES + WRAPPING_BYTES)
-        self._inbox.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_TIMEOUT_MS)
-        self._inbox.setsockopt(zmq.LINGER, 0)
+        socket = self._context.socket(zmq.PULL)
+        socket.setsockopt(zmq.RCVHWM, SEND_QUEUE_LIMIT)
+        socket.setsockopt(zmq.MAXMSGSIZE, PART_BYTES + WRAPPING_BYTES)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_TIMEOUT_MS)
+        socket.setsockopt(zmq.LINGER, 0)
         if keys is not None:
-            self._inbox.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
-            self._inbox.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
-            self._inbox.setsockopt(zmq.CURVE_SERVER, 1)
-        port = self._inbox.bind_to_random_port(f"tcp://{host}")
+            socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
+            socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
+            socket.setsockopt(zmq.CURVE_SERVER, 1)
+        port = socket.bind_to_random_port(f"tcp://{host}")
         self.address = f"tcp://{host}:{port}"
-        self._burst: zmq.Socket[bytes] = zmq.Socket.shadow(self._inbox)
+        self._inbox = Inbox(socket)
         self._connections = _Connections(self._context, keys)
         self._throttle, self._num_dropped = LogThrottle(), 0
         self._core = MailboxCore(
@@ -123,7 +121,7 @@ class Mailbox:
     def send(self, address: str, message: WireMessage, frames: Frames = ()) -> bool:
         """Queue the message for the mailbox at `address`; drop it, and return False, when it is too
         large, the queue is full, or this mailbox is closed."""
-        if self._inbox.closed:
+        if self._inbox.is_closed:
             return False
         encoded = self._encoder.encode(message)
         if any(len(each) > MAX_FRAME_BYTES for each in (encoded, *frames)):
@@ -151,13 +149,7 @@ class Mailbox:
             msgspec.DecodeError, ValueError, RecursionError: the content is no message.
         """
         while True:
-            try:
-                # In a burst, asyncio would cost more than the rest. ZeroMQ's descriptor becomes
-                # readable only once for all that has arrived; pyzmq looks again before it waits,
-                # so that nothing is missed as long as only one task receives.
-                first, *frames = self._burst.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                first, *frames = await self._inbox.recv_multipart()
+            first, *frames = await self._inbox.receive()
             head = Head.decode(first)
             if self._ticking is None:
                 self._tick_later()
@@ -204,7 +196,7 @@ class Mailbox:
         self._context.term()
 
     def _tick_later(self) -> None:
-        if self._ticking is None and not self._inbox.closed:
+        if self._ticking is None and not self._inbox.is_closed:
             if self._loop is None:
                 self._loop = asyncio.get_running_loop()
             self._ticking = self._loop.call_later(TICK_S, self._tick)
@@ -219,8 +211,8 @@ class Mailbox:
 class _Connections:
     """The sockets by which one mailbox sends to others; see `mailbox_core.Connections`."""
 
-    def __init__(self, context: zmq.asyncio.Context, keys: MailboxKeys | None) -> None:
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(context)
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: MailboxKeys | None) -> None:
+        self._context = context
         self._keys = keys
         self._throttle, self._full_throttle = LogThrottle(), LogThrottle()
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
@@ -292,9 +284,9 @@ class _Authenticator:
     the next socket with the same number then never becomes readable.
     """
 
-    def __init__(self, context: zmq.asyncio.Context, keys: MailboxKeys) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: MailboxKeys) -> None:
         self._public = zmq.utils.z85.decode(keys.public)
-        self._requests = context.socket(zmq.REP)
+        self._requests = zmq.asyncio.Context.shadow(context).socket(zmq.REP)
         self._requests.setsockopt(zmq.LINGER, 0)
         self._requests.bind("inproc://zeromq.zap.01")
         self._task = asyncio.create_task(self._answer())

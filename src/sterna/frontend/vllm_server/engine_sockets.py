@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import zmq
-import zmq.asyncio
 
 from sterna.engine.payload_parts import unpack_frames
 from sterna.engine.vllm.payload import merge_outputs
+from sterna.messaging.inbox import Inbox
 
 ENGINE_IDENTITY = (0).to_bytes(2, "little")
 """The ZeroMQ identity of the engine of rank 0 for vLLM's client."""
@@ -27,12 +27,12 @@ class EngineSockets:
     def __init__(self, folder: Path, ready: bytes) -> None:
         self._input_address = f"ipc://{folder}/input"
         self._output_address = f"ipc://{folder}/output"
-        self._context = zmq.asyncio.Context()
-        self._input = self._context.socket(zmq.DEALER)
-        self._input.setsockopt(zmq.IDENTITY, ENGINE_IDENTITY)
-        self._output = zmq.Socket(zmq.Context.shadow(self._context), zmq.PUSH)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        sending_and_receiving = self._context.socket(zmq.DEALER)
+        sending_and_receiving.setsockopt(zmq.IDENTITY, ENGINE_IDENTITY)
+        self._output = self._context.socket(zmq.PUSH)
         for socket, address in (
-            (self._input, self._input_address),
+            (sending_and_receiving, self._input_address),
             (self._output, self._output_address),
         ):
             socket.setsockopt(zmq.LINGER, 0)
@@ -41,7 +41,9 @@ class EngineSockets:
             socket.connect(address)
         # ZeroMQ keeps it until the client binds its socket. So the client, which blocks the loop
         # until it has a message of its engine, can be made in this same loop.
-        self._input.send(ready)
+        sending_and_receiving.send(ready, zmq.NOBLOCK)
+        # Nothing more is sent on it.
+        self._input = Inbox(sending_and_receiving)
 
     @property
     def client_addresses(self) -> dict[str, str]:
@@ -50,8 +52,7 @@ class EngineSockets:
 
     async def receive(self) -> list[bytes]:
         """Return the frames of the client's next message."""
-        frames: list[bytes] = await self._input.recv_multipart()
-        return frames
+        return await self._input.receive()
 
     def push(self, payload: bytes) -> None:
         """Hand outputs to vLLM's client, in order."""
