@@ -85,8 +85,9 @@ class CandidateTable(Sequence[Candidate]):
             rows = [_row(each) for each in self._every]
             self._columns = np.array(rows, np.float64).reshape(-1, NUM_COLUMNS).T.copy()
         elif self._changed:
+            columns, every = self._columns, self._every
             for row in self._changed:
-                self._columns[:, row] = _row(self._every[row])
+                columns[:, row] = _row(every[row])
             self._changed.clear()
         return self._columns
 
@@ -126,7 +127,7 @@ class CandidateTable(Sequence[Candidate]):
         part._candidates = None
         part._whole = self
         part._part = np.flatnonzero(is_in)
-        part._columns = self.columns[:, is_in]
+        part._columns = self.columns.take(part._part, axis=1)
         return part
 
     def put(self, row: int, candidate: Candidate) -> None:

@@ -55,10 +55,9 @@ def pair(candidates: Iterable[Candidate], policy: PolicyConfig) -> dict[Instance
                 sources.append(each)
         elif each.freeness > policy.destination_freeness_steps:
             destinations.append(each)
-    if not sources and policy.balance_ratio is None:
-        return {}
-    sources.sort(key=lambda each: (each.freeness, each.instance_id))
-    destinations.sort(key=lambda each: (-each.freeness, each.instance_id))
+    if sources:
+        sources.sort(key=lambda each: (each.freeness, each.instance_id))
+        destinations.sort(key=lambda each: (-each.freeness, each.instance_id))
     pairs: dict[InstanceId, InstanceId] = {}
     for source in sources:
         if len(pairs) == len(destinations):
@@ -112,6 +111,9 @@ def _balanced(
             place += 1
         if place == len(destinations) or (destination := destinations[place]) == source:
             # The loads of those that are left are below all destinations'.
+            break
+        if loads_tokens[source] <= ratio * virtual_loads_tokens[destination]:
+            # It is near without a move, and those that are left have less.
             break
         moved_tokens = candidates[source].load.move_tokens
         if moved_tokens is None or source in paired:

@@ -59,29 +59,37 @@ def tokens_to_compute(request: NewRequest, candidate: Candidate) -> int:
 
 def _soonest(request: NewRequest, eligible: CandidateTable, rule: Soonest) -> Choice:
     columns, prompt_tokens = eligible.columns, request.prompt_tokens
-    # What the request adds to a decode step, and with it to the wait of each other request.
-    step_cost = rule.request_cost + rule.kv_token_cost * request.demand_tokens
     uncached_tokens = prompt_tokens - eligible.spread(request.cached)
-    # As in `pairs_of`.
-    uncached_pairs = uncached_tokens * (2 * prompt_tokens - uncached_tokens)
-    prefill = uncached_tokens + rule.pair_cost * uncached_pairs
+    # With the pairs of attending tokens as in `pairs_of`.
+    prefill = 1.0 + rule.pair_cost * (2 * prompt_tokens - uncached_tokens)
+    prefill *= uncached_tokens
     before = columns[UNCOMPUTED_TOKENS] + rule.pair_cost * columns[UNCOMPUTED_PAIRS]
     # What an instance has computed beyond the others, it has evicted; its oldest contents are so
     # much younger, and the likelier to be asked for again.
     dispatched_tokens = columns[NUM_DISPATCHED_TOKENS]
-    excess = (dispatched_tokens - dispatched_tokens.min()) / columns[TOTAL_TOKENS]
-    eviction = rule.eviction_weight * excess * uncached_tokens
+    eviction = dispatched_tokens - dispatched_tokens[dispatched_tokens.argmin()]
+    eviction /= columns[TOTAL_TOKENS]
+    eviction *= rule.eviction_weight * uncached_tokens
+    # A decode step takes longer for each request there, and this one adds to the steps of each. A
+    # headroom counts as if other requests used it: it keeps the steps of its owners short.
     num_requests = columns[NUM_REQUESTS]
-    # A headroom counts as if other requests used it: it keeps the steps of its owners short.
-    own_step = rule.request_cost * num_requests
-    own_step = own_step + rule.kv_token_cost * columns[VIRTUAL_LOAD_TOKENS]
-    # Where prompts queue, others are delayed already, and once more is worse.
-    others = columns[NUM_RUNNING] * prefill * (1.0 + before / rule.backlog_tokens)
-    others = others + rule.horizon_steps * num_requests * step_cost
-    cost = before + prefill + eviction + rule.horizon_steps * own_step + rule.others_weight * others
-    (ties,) = np.nonzero(cost == cost.min())
-    if len(ties) == 1:
-        return Choice(eligible[int(ties[0])], eligible, cost)
+    added = rule.request_cost + rule.kv_token_cost * request.demand_tokens
+    steps = (rule.request_cost + rule.others_weight * added) * num_requests
+    steps += rule.kv_token_cost * columns[VIRTUAL_LOAD_TOKENS]
+    steps *= rule.horizon_steps
+    # Those that run wait for the prompt. Where prompts queue, they are delayed already, and once
+    # more is worse.
+    delay = rule.others_weight + rule.others_weight / rule.backlog_tokens * before
+    delay *= columns[NUM_RUNNING]
+    delay *= prefill
+    cost = before
+    for part in (prefill, eviction, steps, delay):
+        cost += part
+    lowest = int(cost.argmin())
+    is_lowest = cost == cost[lowest]
+    if np.count_nonzero(is_lowest) == 1:
+        return Choice(eligible[lowest], eligible, cost)
+    ties = np.flatnonzero(is_lowest)
     fewest = num_requests[ties].min()
     fewest_of_ties: list[int] = ties[num_requests[ties] == fewest].tolist()
     chosen = min([eligible[row] for row in fewest_of_ties], key=lambda each: each.instance_id)

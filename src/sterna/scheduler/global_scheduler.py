@@ -16,6 +16,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Protocol
 
+import msgspec
 from msgspec import structs
 
 from sterna.config import DispatchRule, PolicyConfig, ScalingConfig
@@ -37,8 +38,7 @@ COPY_LIMIT_S = 5.0
 messages that are lost with an instance or a scheduler."""
 
 
-@dataclass(frozen=True, slots=True)
-class Dispatch:
+class Dispatch(msgspec.Struct, frozen=True):
     """Tell the front end to send the request to the instance.
 
     Attributes:
@@ -54,8 +54,7 @@ class Dispatch:
     reason: DispatchReason | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SetDestination:
+class SetDestination(msgspec.Struct, frozen=True):
     """Tell the source where to migrate requests to; with None it starts no more migrations."""
 
     source: InstanceId
@@ -515,17 +514,18 @@ class GlobalScheduler:
         candidates = self.candidates
         pairs = pair(candidates, self._policy)
         effects: list[Effect] = []
+        last = self._last_destinations
         for candidate in candidates:
             source = candidate.load.instance_id
             destination = pairs.get(source)
-            last = self._last_destinations
-            has_no_destination = source in last and last[source] is None
-            if destination is not None or not has_no_destination:
-                self._last_destinations[source] = destination
-                reason = None
-                if self._explains and destination is not None:
-                    reason = move_reason(candidate, candidates.of(destination), self._policy)
-                effects.append(SetDestination(source, destination, reason))
+            if destination is None and last.get(source, source) is None:
+                # It knows that it has none.
+                continue
+            last[source] = destination
+            reason = None
+            if self._explains and destination is not None:
+                reason = move_reason(candidate, candidates.of(destination), self._policy)
+            effects.append(SetDestination(source, destination, reason))
         return effects
 
     def _scale(self, now_s: float) -> list[Effect]:
@@ -593,8 +593,13 @@ class _Room:
         if not len(candidates):
             return NO_ROOM
         staying = candidates.staying()
-        most_tokens = float(staying.column(ROOM_TOKENS).max())
-        return cls(staying, most_tokens, float(staying.column(TOTAL_TOKENS).max()))
+        room_tokens, total_tokens = staying.column(ROOM_TOKENS), staying.column(TOTAL_TOKENS)
+        # The largest by its place takes a third of the time of `max`.
+        return cls(
+            staying,
+            float(room_tokens[room_tokens.argmax()]),
+            float(total_tokens[total_tokens.argmax()]),
+        )
 
     def candidates_for(self, demand_tokens: int) -> CandidateTable:
         """Those that have room for a request."""

@@ -120,8 +120,10 @@ class Scheduler:
         self._carry_out(self._core.on_tick(time.monotonic()))
 
     def _schedule_tick(self) -> None:
+        if self._timer is not None:
+            return
         deadline_s = self._core.next_deadline_s
-        if deadline_s is None or self._timer is not None:
+        if deadline_s is None:
             return
         delay_s = max(0.0, deadline_s - time.monotonic())
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
