@@ -24,12 +24,18 @@ def test_memory_that_is_given_is_what_there_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "has_bfloat16", "is_warned_of"),
-    [("auto", False, True), ("auto", True, False), ("float32", False, False)],
+    ("dtype", "has_bfloat16", "computed_in", "is_warned_of"),
+    [
+        ("auto", False, "float32", False),
+        ("bfloat16", False, "bfloat16", True),
+        ("auto", True, "bfloat16", False),
+        ("float32", False, "float32", False),
+    ],
 )
-def test_a_dtype_without_instructions_is_warned_of(
+def test_it_is_computed_in_what_the_processor_has_instructions_for_unless_an_option_says_otherwise(
     dtype: str,
     has_bfloat16: bool,
+    computed_in: str,
     is_warned_of: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -37,5 +43,6 @@ def test_a_dtype_without_instructions_is_warned_of(
     monkeypatch.setattr("sterna.engine.vllm.facts._has_bfloat16", lambda: has_bfloat16)
     warnings: list[str] = []
     monkeypatch.setattr("sterna.cli.serve.engine_options.logger.warning", warnings.append)
-    checked_engine_config(parse(["serve", "--dtype", dtype]))
+    config = checked_engine_config(parse(["serve", "--dtype", dtype]))
+    assert str(config.model_config.dtype) == f"torch.{computed_in}"
     assert any("--dtype float32" in each for each in warnings) is is_warned_of

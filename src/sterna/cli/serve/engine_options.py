@@ -59,6 +59,11 @@ def choose_model(args: Namespace) -> None:
         if args.served_model_name is None:
             args.served_model_name = [SMALL_MODEL_NAME]
         if args.engine == "vllm":
+            from sterna.engine.vllm.facts import lacks_bfloat16
+
+            # The model is of bfloat16: prompts would take six times as long.
+            if args.dtype == "auto" and lacks_bfloat16():
+                args.dtype = "float32"
             # The same number of tokens in 32 bits, since one request may have 8,192 of them.
             num_halves = 2 if args.dtype in ("float", "float32") else 1
             kv_cache_bytes = num_halves * SMALL_MODEL_KV_CACHE_BYTES

@@ -146,8 +146,12 @@ def _is_mixed(config: VllmConfig) -> bool:
 def computes_in_software(config: VllmConfig) -> bool:
     """Whether this CPU has no instructions for the model's dtype; float32 is then several times as
     fast."""
-    is_bfloat16 = config.model_config.dtype == torch.bfloat16
-    return current_platform.is_cpu() and is_bfloat16 and not _has_bfloat16()
+    return bool(config.model_config.dtype == torch.bfloat16) and lacks_bfloat16()
+
+
+def lacks_bfloat16() -> bool:
+    """Whether models are computed by a CPU that has no instructions for bfloat16."""
+    return current_platform.is_cpu() and not _has_bfloat16()
 
 
 def _has_bfloat16() -> bool:
