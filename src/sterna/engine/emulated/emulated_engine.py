@@ -3,8 +3,8 @@
 "We replace the real GPU execution in vLLM with a simple sleep command, whose duration is
 determined by offline measurement" (Section 6.6). `EmulatedCore` makes all decisions and gives the
 duration of each step; this shell ends steps when that time has passed, sends their tokens, and
-carries out the llumlet's commands between two steps. It belongs to one asyncio loop, whose timers
-are the clock: between its deadlines an engine costs nothing.
+carries out the llumlet's commands between two steps. It belongs to one asyncio loop. Between its
+deadlines an engine costs nothing.
 
 A step begins at the deadline of the previous one, not when the loop noticed it, so that delays of
 the loop do not add up. The time from the deadline until the next step has begun is counted all the
@@ -30,6 +30,7 @@ from sterna.engine.emulated.copies import Copies
 from sterna.engine.emulated.core import EmulatedCore
 from sterna.engine.emulated.durations import CopyTime, StepTime
 from sterna.engine.emulated.requests import RequestState, decode_state
+from sterna.engine.emulated.step_timer import StepTimer
 from sterna.engine.emulated.steps import Step, Token
 from sterna.engine.emulated.tokens import (
     Vocabulary,
@@ -167,15 +168,17 @@ class EmulatedEngine:
         self._streams: dict[RequestId, _Stream] = {}
         # Requests that migrate in and have not been adopted.
         self._prepared: dict[MigrationId, Origin] = {}
-        # Timer for the end of the step under way, or for the commands of an idle engine.
+        # For the commands of an idle engine.
         self._wake: asyncio.Handle | None = None
+        # For the end of the step under way.
+        self._timer = StepTimer(self._loop, self._between_steps)
         self._deadline_s: float | None = None
         self._is_between_steps = False
         self._is_terminating = False
         self._last_view: InstanceView | None = None
         self._is_closed = False
         self._num_ended = 0
-        # When the step under way had begun. uvloop's own clock has whole milliseconds.
+        # When the step under way had begun.
         self._begun_s = 0.0
         self._reported_s = _now_s()
         self._step_s = 0.0
@@ -210,6 +213,7 @@ class EmulatedEngine:
         self._is_closed = True
         if self._wake is not None:
             self._wake.cancel()
+        self._timer.close()
         await self._copies.close()
         self._report_stalls()
 
@@ -434,7 +438,8 @@ class EmulatedEngine:
 
     def _wake_up(self) -> None:
         """Schedule the queued commands, unless the end of a step will run them."""
-        if self._wake is None and not self._is_between_steps and not self._is_closed:
+        waits = self._wake is not None or self._timer.is_set
+        if not waits and not self._is_between_steps and not self._is_closed:
             self._wake = self._loop.call_soon(self._between_steps)
 
     async def _call(self, command: Callable[[], T]) -> T:
@@ -487,7 +492,7 @@ class EmulatedEngine:
             # The next step begins with a command that adds work.
             self._deadline_s = None
             return
-        now_s = self._loop.time()
+        now_s = _now_s()
         began_s = now_s if self._deadline_s is None else self._deadline_s
         if now_s - began_s > MAX_LAG_S:
             logger.warning(
@@ -498,7 +503,7 @@ class EmulatedEngine:
             began_s = now_s
         self._deadline_s = began_s + step.duration_s
         self._step_s = step.duration_s
-        self._wake = self._loop.call_at(self._deadline_s, self._between_steps)
+        self._timer.set(self._deadline_s)
 
     def _count_stall(self, stall_s: float) -> None:
         """Count the time between two steps, unless it was given up."""
