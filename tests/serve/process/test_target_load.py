@@ -28,7 +28,7 @@ class Server:
     """The options of one `sterna serve`, parsed."""
 
     def __init__(self, *options: str) -> None:
-        self.args = parse(["serve", *options])
+        self.args = parse(["serve", "--dtype", "bfloat16", *options])
         self.config = cluster_config(self.args)
         self.engine: Any = checked_engine_config(self.args)
 
