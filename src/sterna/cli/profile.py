@@ -22,8 +22,8 @@ from sterna.engine.profiling.measurement_plan import REQUEST_TOKENS, TOLERANCE
 from sterna.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from sterna.engine.emulated.fitting import PrefillPoint
     from sterna.engine.emulated.profiles import Profile
+    from sterna.engine.profiling.fitting import PrefillPoint
     from sterna.engine.profiling.measurement_plan import Decode, Proposal
     from sterna.engine.profiling.profile_file import Measurement
     from sterna.engine.vllm.step_timing import ProfiledEngine
@@ -170,8 +170,8 @@ def _results(
     proposal: "Proposal",
 ) -> "tuple[Profile, Measurement]":
     from sterna.engine.emulated.durations import StepTime
-    from sterna.engine.emulated.fitting import fit_step_time
     from sterna.engine.emulated.profiles import Profile, estimated_copy_time
+    from sterna.engine.profiling.fitting import fit_step_time
     from sterna.engine.profiling.profile_file import FORMAT, FitError, Measurement
 
     fit = fit_step_time(prefills, [each.point() for each in decodes])

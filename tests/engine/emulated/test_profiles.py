@@ -14,7 +14,8 @@ import yaml
 from numpy.typing import NDArray
 
 from sterna.engine.emulated.durations import StepTime
-from sterna.engine.emulated.fitting import (
+from sterna.engine.emulated.profiles import PROFILES, Profile, profile, with_serving
+from sterna.engine.profiling.fitting import (
     CopyPoint,
     DecodePoint,
     PrefillPoint,
@@ -22,7 +23,6 @@ from sterna.engine.emulated.fitting import (
     fit_decode,
     fit_step_time,
 )
-from sterna.engine.emulated.profiles import PROFILES, Profile, profile, with_serving
 from sterna.errors import ConfigurationError
 
 Column = NDArray[np.float64]

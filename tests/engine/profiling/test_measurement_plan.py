@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sterna.engine.emulated.fitting import DecodePoint
+from sterna.engine.profiling.fitting import DecodePoint
 from sterna.engine.profiling.measurement_plan import (
     NOISY_FACTOR,
     REQUEST_TOKENS,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sterna.engine.emulated.fitting import PrefillPoint
 from sterna.engine.emulated.profiles import A10_LLAMA_7B, profile
+from sterna.engine.profiling.fitting import PrefillPoint
 from sterna.engine.profiling.measurement_plan import Batch, Decode
 from sterna.engine.profiling.profile_file import (
     FORMAT,

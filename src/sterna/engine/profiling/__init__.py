@@ -1,5 +1,6 @@
-"""Profiles of engines: what `sterna profile` measures, and the files that hold it.
+"""Profiles of engines: what `sterna profile` measures, times that are fitted to it, and the files
+that hold it.
 
-Offers: measurement_plan, profile_file.
+Offers: fitting, measurement_plan, profile_file.
 Imports: engine.emulated, errors.
 """

@@ -19,7 +19,7 @@ from itertools import groupby
 
 import numpy as np
 
-from sterna.engine.emulated.fitting import DecodePoint, fit_decode
+from sterna.engine.profiling.fitting import DecodePoint, fit_decode
 from sterna.errors import ConfigurationError
 
 TOLERANCE = 0.1

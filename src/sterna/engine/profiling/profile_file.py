@@ -18,8 +18,8 @@ from typing import Any
 
 import msgspec
 
-from sterna.engine.emulated.fitting import PrefillPoint
 from sterna.engine.emulated.profiles import MEASUREMENT, Profile
+from sterna.engine.profiling.fitting import PrefillPoint
 from sterna.engine.profiling.measurement_plan import Decode
 from sterna.errors import ConfigurationError
 

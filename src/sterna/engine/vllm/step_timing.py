@@ -17,7 +17,7 @@ from vllm.config import VllmConfig
 from vllm.v1.engine import EngineCoreRequest
 
 from sterna.engine.emulated.config import EmulatedEngineConfig, Preemption, StepMode
-from sterna.engine.emulated.fitting import PrefillPoint
+from sterna.engine.profiling.fitting import PrefillPoint
 from sterna.engine.profiling.measurement_plan import ROOM_TOKENS, Batch, Decode
 from sterna.engine.vllm.hosted_core import HostedCore, build_core
 from sterna.errors import ConfigurationError

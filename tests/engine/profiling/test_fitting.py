@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sterna.engine.emulated.durations import CopyTime, StepTime
-from sterna.engine.emulated.fitting import (
+from sterna.engine.profiling.fitting import (
     CopyPoint,
     DecodePoint,
     FitErrors,
