@@ -160,10 +160,10 @@ CASES: Mapping[str, Case] = {
         Case(
             "sessions, 4 instances",
             *(_RTX4090, 1.0, 4, ("--trace", "agents", "--divide-lengths", "16"), 1.0),
-            *(500, 16_384),
+            *(300, 16_384),
         ),
         Case("reasoning, 4 instances", _RTX4090, 1.0, 4, ("--trace", "reasoning"), None, 96, 6_144),
-        Case("M-M, 8 instances", _A10, 1.0, 8, ("--trace", "M-M"), 10.0, 1_200, 6_144),
+        Case("M-M, 8 instances", _A10, 1.0, 8, ("--trace", "M-M"), 10.0, 800, 6_144),
     )
 }
 """All of them, by name."""
