@@ -182,6 +182,7 @@ class _Benchmark:
         self._name = results_io.named_for_device("migration")
         self._config = _config(plan, served)
         self._args = parse(["serve", *served.arguments])
+        self._config["dtype"] = self._args.dtype
         self._say = Progress(sys.stdout)
 
     # ---------------------------------------------------------------------------- downtimes

@@ -60,7 +60,8 @@ def plot(document: Mapping[str, Any], path: Path) -> None:
 
 
 def _headline(document: Mapping[str, Any]) -> str:
-    hardware, rows = document["hardware"], document["rows"]
+    hardware, rows, config = document["hardware"], document["rows"], document["config"]
+    model = config["model"] + (" in float32" if config.get("dtype") == "float32" else "")
     recompute = [row["n"] for row in rows if row["mode"] == "recompute"]
     busy_live = [row["n"] for row in rows if row["mode"] == "live" and row["busy"]]
     others = [
@@ -69,7 +70,7 @@ def _headline(document: Mapping[str, Any]) -> str:
     ]  # fmt: skip
     return (
         f"Measured on {document['date'][:10]} at commit {document['commit']}: "
-        f"{hardware['cpu']}, {hardware['num_cores']} cores, {document['config']['model']}, "
+        f"{hardware['cpu']}, {hardware['num_cores']} cores, {model}, "
         f"two instances on one host. Medians of {span(others)} migrations ({span(busy_live)} for "
         f"live ones between busy instances, {span(recompute)} for recompute).{_noise(rows)}"
     )

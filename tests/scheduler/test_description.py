@@ -87,5 +87,16 @@ def test_a_drain_says_how_many_requests_it_waits_for_and_why() -> None:
 def test_a_held_request_has_its_prompt_and_no_instance() -> None:
     held = DispatchRequest(FrontendId(0), RequestId("r"), 176, 5.0, HIGH, NORMAL, prompt_tokens=170)
     (row,) = describe_held([held])
-    assert (row["id"], row["instance"], row["status"]) == ("r", None, "held")
-    assert (row["num_tokens"], row["demand_tokens"], row["priority"]) == (170, 176, HIGH)
+    assert row == {
+        "id": "r",
+        "instance": None,
+        "status": "held",
+        "num_tokens": 170,
+        "num_output_tokens": 0,
+        "used_tokens": 0,
+        "demand_tokens": 176,
+        "priority": 1,
+        "num_preemptions": 0,
+        "arrival_s": 5.0,
+        "immovable": "it waits at the scheduler",
+    }

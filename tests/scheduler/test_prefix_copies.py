@@ -109,12 +109,13 @@ def test_meanwhile_it_counts_on_its_instance_and_then_once() -> None:
         return {each.instance_id: each.num_requests for each in core.candidates}["i1"]
 
     assert num_requests() == 1
+    assert [each.request_id for each in core.undispatched] == [R]
     # Another request was dispatched meanwhile, and is there.
     core.on_load(report(instance("i1"), COPYING, sequence=2, last_dispatch=7), 1.1)
     assert num_requests() == 1
     (dispatch,) = core.on_prefix_done(R, 1.2)
     assert isinstance(dispatch, Dispatch)
-    assert num_requests() == 1
+    assert (num_requests(), core.undispatched) == (1, [])
     number = dispatch.dispatch_number
     core.on_load(report(instance("i1"), COPYING, sequence=3, last_dispatch=number), 1.3)
     assert num_requests() == 0

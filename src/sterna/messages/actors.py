@@ -35,7 +35,8 @@ class DispatchRequest(msgspec.Struct, frozen=True, tag=True):
         demand_tokens: memory needed to admit it, in tokens of whole blocks.
         arrival_s: when it reached the front end, in seconds of the wall clock.
         session: what its client calls its session; "" without one.
-        prompt_tokens: length of its prompt.
+        prompt_tokens: length of its prompt, and of what it had generated when it was lost with its
+            instance.
         block_hashes: of the full blocks of its prompt, 8 bytes each in native order; empty unless
             instances report their prefix caches.
     """

@@ -14,14 +14,11 @@ from collections import deque
 import zmq
 
 BURST = 16
-"""Messages that are read in a row before other tasks of the loop run."""
+"""Messages that are read in a row. A task that receives should let others run after as many."""
 
 
 class Inbox:
-    """Receives on a socket, which it owns.
-
-    The first call of `receive` binds it to the running loop, which must have `add_reader`.
-    """
+    """Receives on a socket, which it owns, in a loop that has `add_reader`."""
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self._socket = socket
@@ -29,7 +26,7 @@ class Inbox:
         # The loop that watches the descriptor.
         self._loop: asyncio.AbstractEventLoop | None = None
         self._read: deque[list[bytes]] = deque()
-        # Whether all had been read when it was last looked.
+        # Whether everything had been read at the last look.
         self._is_empty = False
         self._waiter: asyncio.Future[None] | None = None
 
@@ -39,8 +36,14 @@ class Inbox:
         return self._socket.closed
 
     async def receive(self) -> list[bytes]:
-        """Return the frames of the next message; for one task at a time."""
+        """Return the frames of the next message; for one task at a time.
+
+        Raises:
+            RuntimeError: it is closed, or another task waits for the next message.
+        """
         while not self._read:
+            if self.is_closed:
+                raise RuntimeError("the socket is closed")
             if self._is_empty:
                 await self._wait()
             else:
@@ -48,28 +51,38 @@ class Inbox:
         return self._read.popleft()
 
     def close(self) -> None:
-        """Close the socket; what has not been received is dropped."""
+        """Close the socket; what has not been received is dropped, and a wait is cancelled."""
         self._watch(None)
         self._socket.close()
+        self._read.clear()
+        if self._waiter is not None:
+            self._waiter.cancel()
 
     async def _wait(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            raise RuntimeError("another task waits for the next message")
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._watch(loop)
-        self._waiter = loop.create_future()
+        waiter = self._waiter = loop.create_future()
         try:
-            await self._waiter
+            await waiter
         finally:
-            self._waiter = None
+            # A task that was cancelled hears of it when another one may already wait.
+            if self._waiter is waiter:
+                self._waiter = None
 
     def _on_event(self) -> None:
         if len(self._read) >= BURST:
             # Its task does something else. The loop would call this again and again.
             self._watch(None)
             return
-        self._read_burst()
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        try:
+            self._read_burst()
+        finally:
+            # After an error the task reads itself, and gets it.
+            if self._waiter is not None and not self._waiter.done():
+                self._waiter.set_result(None)
 
     def _read_burst(self) -> None:
         self._is_empty = False

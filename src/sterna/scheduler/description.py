@@ -55,7 +55,7 @@ def describe_instances(
 
 def describe_held(requests: Iterable[DispatchRequest]) -> list[Description]:
     """One entry for each request that waits at the scheduler, with the fields of those that
-    instances describe."""
+    instances describe. What one that was lost with its instance had generated counts as prompt."""
     return [
         {
             "id": each.request_id,

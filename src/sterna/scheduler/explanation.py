@@ -21,7 +21,8 @@ from sterna.policy.virtual_usage import Candidate, NewRequest
 from sterna.types import InstanceId
 
 HEADROOM = "headroom"
-"""The rule for requests that have a headroom: the smallest load, beside others that have one."""
+"""The rule for requests that have a headroom: the smallest load, among instances with requests of
+the same priority while one of these stays below the target load."""
 
 LONGEST_ANSWER = "longest answer"
 """The requests that move first for balance."""

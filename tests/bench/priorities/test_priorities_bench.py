@@ -220,7 +220,7 @@ def test_pairs_of_several_commits_are_said_to_be() -> None:
         (None, "has no results that could be continued: leave out --continue"),
         ({"seconds": 10.0}, "measured with another seconds: give the same options"),
         ({"seeds": [7, 8]}, "measured with another seed: give the same options"),
-        ({"cpu": "an abacus"}, "measured on another machine"),
+        ({"cpu": "an abacus"}, "of another machine"),
     ],
     ids=["none", "other_seconds", "other_seed", "other_machine"],
 )

@@ -27,7 +27,7 @@ from sterna.messages.actors import (
     WireMessage,
 )
 from sterna.messaging.mailbox import Mailbox
-from sterna.types import FrontendId, InstanceId
+from sterna.types import FrontendId
 
 HANG_S = 60.0
 HERE = {"tern": [{"id": "cmpl-tern-0-9f86d081"}]}
@@ -256,14 +256,28 @@ def test_a_front_end_that_does_not_answer_in_time_is_left_out() -> None:
     assert asyncio.run(ask()) == RECENT
 
 
-def test_the_requests_of_instances_that_do_not_answer_in_time_are_left_out() -> None:
-    async def ask() -> dict[InstanceId, list[dict[str, object]]]:
+LISTED = {"id": "cmpl-tern", "priority": 0, "instance": "i0", "class": "normal"}
+
+
+@pytest.mark.parametrize("has_scheduler", [False, True])
+@pytest.mark.parametrize(
+    ("ask", "expected"),
+    [
+        (lambda operators: operators.requests_by_instance(1.0), {"i0": [LISTED]}),
+        (lambda operators: operators.list_requests(1.0), [LISTED]),
+    ],
+)
+def test_the_requests_of_actors_that_do_not_answer_in_time_are_left_out(
+    ask: Callable[[Operators], Awaitable[object]], expected: object, has_scheduler: bool
+) -> None:
+    async def answered() -> object:
         ours, quick, silent = (Mailbox("127.0.0.1") for _ in range(3))
         peers = Peers(ours)
         operators = operators_of(peers)
         ids = (("i0", quick), ("i1", silent))
         members = tuple(InstanceMember(each, mailbox.address) for each, mailbox in ids)
-        peers.on_membership(Membership(1, members, (), None))
+        scheduler = silent.address if has_scheduler else None
+        peers.on_membership(Membership(1, members, (), scheduler))
 
         async def answer() -> None:
             question, _ = await quick.receive()
@@ -276,12 +290,10 @@ def test_the_requests_of_instances_that_do_not_answer_in_time_are_left_out() -> 
 
         answering = asyncio.create_task(answer())
         try:
-            return await operators.requests_by_instance(1.0)
+            return await ask(operators)
         finally:
             answering.cancel()
             for each in (ours, quick, silent):
                 each.close()
 
-    assert asyncio.run(ask()) == {
-        "i0": [{"id": "cmpl-tern", "priority": 0, "instance": "i0", "class": "normal"}]
-    }
+    assert asyncio.run(answered()) == expected

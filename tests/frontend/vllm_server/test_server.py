@@ -348,7 +348,7 @@ def test_an_operator_moves_every_choice_of_a_response(run):
         (
             {"request": "puffin", "to": "i1"},
             409,
-            "cmpl-puffin-0-7d865e95: it waits at the scheduler",
+            "puffin waits at the scheduler: it is on no instance yet",
         ),
     ],
 )

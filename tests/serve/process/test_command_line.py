@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from sterna.cli.main import main
+from sterna.cli.serve.engine_options import weight_bytes_of
 from sterna.cli.serve.serve_command import parse
 from sterna.cli.serve.serve_options import cluster_config
 from sterna.errors import ConfigurationError
@@ -258,6 +259,20 @@ def test_instances_share_the_memory_when_nothing_is_said_about_it(monkeypatch):
     cluster_config(five)
     assert two.kv_cache_memory_bytes == 4 << 30
     assert 1 << 30 < five.kv_cache_memory_bytes < (available / 5)
+
+
+def test_weights_take_twice_their_size_in_32_bits(monkeypatch):
+    monkeypatch.setattr(
+        psutil, "virtual_memory", lambda: type("Memory", (), {"available": 12 << 30})
+    )
+    stored, wider = (
+        parse(["serve", str(small_model()), "--instances", "5", "--dtype", dtype])
+        for dtype in ("bfloat16", "float32")
+    )
+    cluster_config(stored)
+    cluster_config(wider)
+    weight_bytes = weight_bytes_of(small_model())
+    assert stored.kv_cache_memory_bytes - wider.kv_cache_memory_bytes == weight_bytes > 0
 
 
 def test_memory_that_is_asked_for_is_left_as_it_is():

@@ -45,4 +45,6 @@ def test_it_is_computed_in_what_the_processor_has_instructions_for_unless_an_opt
     monkeypatch.setattr("sterna.cli.serve.engine_options.logger.warning", warnings.append)
     config = checked_engine_config(parse(["serve", "--dtype", dtype]))
     assert str(config.model_config.dtype) == f"torch.{computed_in}"
+    paced = parse(["serve", "--dtype", dtype, "--engine", "paced"])
+    assert (paced.dtype == "float32") == (computed_in == "float32")
     assert any("--dtype float32" in each for each in warnings) is is_warned_of

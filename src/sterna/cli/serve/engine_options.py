@@ -1,5 +1,6 @@
 """Engine of an instance: its model, its share of the machine, and vLLM's own checks."""
 
+import json
 import logging
 import os
 import sys
@@ -45,6 +46,9 @@ USERS_BINDING = "STERNA_VLLM_CPU_OMP_THREADS_BIND"
 INSTANCE_OVERHEAD_BYTES = 1200 * 1024 * 1024
 """Main memory of an instance's process besides weights and KV cache, as measured on CPU."""
 
+IN_32_BITS = ("float", "float32")
+"""The values of `--dtype` with which each number takes 32 bits."""
+
 logger = logging.getLogger("sterna.serve")
 
 
@@ -58,14 +62,15 @@ def choose_model(args: Namespace) -> None:
         args.model = str(ensure_small_model(folder, _print_progress))
         if args.served_model_name is None:
             args.served_model_name = [SMALL_MODEL_NAME]
-        if args.engine == "vllm":
+        if args.engine != "emulated":
             from sterna.engine.vllm.facts import lacks_bfloat16
 
-            # The model is of bfloat16: prompts would take six times as long.
+            # The model's weights are bfloat16: prompts would take six times as long.
             if args.dtype == "auto" and lacks_bfloat16():
                 args.dtype = "float32"
+        if args.engine == "vllm":
             # The same number of tokens in 32 bits, since one request may have 8,192 of them.
-            num_halves = 2 if args.dtype in ("float", "float32") else 1
+            num_halves = 2 if args.dtype in IN_32_BITS else 1
             kv_cache_bytes = num_halves * SMALL_MODEL_KV_CACHE_BYTES
             options = {**SMALL_MODEL_OPTIONS, "kv_cache_memory_bytes": kv_cache_bytes}
             for option, value in options.items():
@@ -96,6 +101,18 @@ def weight_bytes_of(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
+def _loaded_bytes(args: Namespace) -> int:
+    """Main memory of the weights: those of 16 bits take twice the size of their files in 32."""
+    folder = Path(args.model)
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+        stored = config.get("dtype") or config.get("torch_dtype")
+    except (OSError, ValueError, AttributeError):
+        stored = None
+    is_wider = args.dtype in IN_32_BITS and stored in ("bfloat16", "float16")
+    return weight_bytes_of(folder) * (2 if is_wider else 1)
+
+
 def gpus_of(args: Namespace) -> int:
     """Return the number of GPUs of an instance; 0 with vLLM for CPU."""
     if is_cpu_build():
@@ -119,7 +136,7 @@ def share_memory(args: Namespace, num_instances: int, options: str) -> None:
     from sterna.engine.vllm.arguments import leaves_memory_to_vllm
 
     available = available_memory_bytes()
-    weights = weight_bytes_of(Path(args.model))
+    weights = _loaded_bytes(args)
     num_ranks = world_size(args)
     fixed = weights + INSTANCE_OVERHEAD_BYTES * num_ranks
     if leaves_memory_to_vllm(args) and "VLLM_CPU_KVCACHE_SPACE" not in os.environ:

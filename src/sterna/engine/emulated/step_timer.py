@@ -1,4 +1,4 @@
-"""The timer of an emulated engine's steps, which wakes its loop within a tenth of a millisecond.
+"""The timer of an emulated engine's steps, which wakes its loop a few tenths of a millisecond late.
 
 An asyncio loop waits for whole milliseconds, so that its own timers are late by one of them. A real
 engine waits in its step, and goes on at once when that ends. The kernel's timers (timerfd) are
@@ -6,7 +6,6 @@ exact, and readable like a socket.
 """
 
 import asyncio
-import contextlib
 import ctypes
 import errno
 import os
@@ -26,7 +25,7 @@ class _Setting(ctypes.Structure):
 
 
 class StepTimer:
-    """Calls `on_due` once for each `set`, on the loop.
+    """Calls `on_due`, on the loop, once the last deadline that was set has come.
 
     Raises:
         OSError: no file descriptor is left.
@@ -40,10 +39,15 @@ class StepTimer:
             self._libc.timerfd_create(time.CLOCK_MONOTONIC, CLOSE_ON_EXEC_AND_NONBLOCKING)
         )
         self.is_set = False
-        loop.add_reader(self._descriptor, self._on_readable)
+        try:
+            loop.add_reader(self._descriptor, self._on_readable)
+        except BaseException:
+            os.close(self._descriptor)
+            raise
 
     def set(self, deadline_s: float) -> None:
-        """Call when `time.monotonic()` is this; at once if it is later."""
+        """Call when `time.monotonic()` is this; at once if it is later. The deadline before is
+        forgotten if it has not come."""
         # Never early.
         seconds, nanoseconds = divmod(max(0, int(deadline_s * 1e9)) + 1, 10**9)
         setting = _Setting(_Time(0, 0), _Time(seconds, nanoseconds))
@@ -60,10 +64,13 @@ class StepTimer:
         self._descriptor, self.is_set = -1, False
 
     def _on_readable(self) -> None:
-        with contextlib.suppress(BlockingIOError):
+        try:
             os.read(self._descriptor, 8)
-            self.is_set = False
-            self._on_due()
+        except BlockingIOError:
+            # Another deadline has been set since.
+            return
+        self.is_set = False
+        self._on_due()
 
 
 def _checked(result: int) -> int:

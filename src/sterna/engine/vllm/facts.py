@@ -150,7 +150,8 @@ def computes_in_software(config: VllmConfig) -> bool:
 
 
 def lacks_bfloat16() -> bool:
-    """Whether models are computed by a CPU that has no instructions for bfloat16."""
+    """Whether models are computed by a CPU on which bfloat16 is computed in software: on x86, one
+    without AVX-512."""
     return current_platform.is_cpu() and not _has_bfloat16()
 
 

@@ -100,7 +100,7 @@ class Operators:
 
     async def list_requests(self, timeout_s: float | None = None) -> list[Described]:
         """Return the live requests; those that wait at the scheduler are on no instance (None), and
-        come last.
+        come last. Those on their way to an instance may be missing.
 
         Args:
             timeout_s: leave out those of actors that do not answer within this time.
@@ -219,15 +219,19 @@ class Operators:
         Raises:
             UnknownInstanceError: there is no such destination.
             UnknownRequestError: the name stands for no live request.
-            ImmovableError: not all could be moved.
-            UnansweredError: an instance died or does not answer.
+            ImmovableError: not all could be moved, or it waits at the scheduler.
+            UnansweredError: an instance, or the scheduler where none has the request, died or does
+                not answer.
         """
         _check_known(destination, self._peers.instances)
-        where: dict[RequestId, InstanceId | None] = {
-            RequestId(each["id"]): each["instance"] for each in await self.list_requests()
+        lists = await asyncio.gather(*map(self._list_requests_of, self._peers.instances))
+        where = {
+            RequestId(each["id"]): InstanceId(each["instance"]) for one in lists for each in one
         }
         request_ids = meant(name, where)
         if not request_ids:
+            if meant(name, [RequestId(each["id"]) for each in await self._list_held()]):
+                raise ImmovableError(f"{name} waits at the scheduler: it is on no instance yet")
             raise UnknownRequestError(f"no live request is called {name}")
         moves = [
             self._migrate_one(request_id, where[request_id], destination, mode)
@@ -317,12 +321,8 @@ class Operators:
         return self._classes.of_vllm_priority(-rank).name
 
     async def _migrate_one(
-        self, request_id: RequestId, source: InstanceId | None, destination: InstanceId, mode: Mode
+        self, request_id: RequestId, source: InstanceId, destination: InstanceId, mode: Mode
     ) -> AdminReply:
-        if source is None:
-            body = msgspec.json.encode({"request": request_id})
-            return AdminReply(0, body, "it waits at the scheduler")
-
         def message(query_id: int) -> WireMessage:
             return MigrateRequest(self._own_address, query_id, request_id, destination, mode)
 

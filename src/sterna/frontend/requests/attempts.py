@@ -222,8 +222,13 @@ class Attempts:
         self._request_ids[attempt_id] = request_id
         num_tokens = len(request.token_ids)
         # Too small by less than a block: front ends do not know the size of blocks.
-        demand_tokens = request.ask.demand_tokens + num_tokens
-        ask = structs.replace(request.ask, request_id=attempt_id, demand_tokens=demand_tokens)
+        # The instance computes them as it computes a prompt.
+        ask = structs.replace(
+            request.ask,
+            request_id=attempt_id,
+            demand_tokens=request.ask.demand_tokens + num_tokens,
+            prompt_tokens=request.ask.prompt_tokens + num_tokens,
+        )
         return Attempt(ask, request.payload, tuple(request.token_ids))
 
 

@@ -136,8 +136,12 @@ class FrontendCore:
         if self._attempts is not None:
             self._attempts.open(ask, payload, output_token_ids)
         # Later attempts add the number of tokens themselves, so `attempts` has `ask` without it.
-        demand_tokens = ask.demand_tokens + len(output_token_ids)
-        ask = structs.replace(ask, demand_tokens=demand_tokens)
+        num_tokens = len(output_token_ids)
+        ask = structs.replace(
+            ask,
+            demand_tokens=ask.demand_tokens + num_tokens,
+            prompt_tokens=ask.prompt_tokens + num_tokens,
+        )
         effects = self._dispatcher.on_request(ask, payload, now_s, output_token_ids)
         return self._resend_and_say_farewell(effects, now_s)
 
