@@ -45,6 +45,12 @@ def test_it_is_computed_in_what_the_processor_has_instructions_for_unless_an_opt
     monkeypatch.setattr("sterna.cli.serve.engine_options.logger.warning", warnings.append)
     config = checked_engine_config(parse(["serve", "--dtype", dtype]))
     assert str(config.model_config.dtype) == f"torch.{computed_in}"
-    paced = parse(["serve", "--dtype", dtype, "--engine", "paced"])
-    assert (paced.dtype == "float32") == (computed_in == "float32")
     assert any("--dtype float32" in each for each in warnings) is is_warned_of
+
+
+@pytest.mark.parametrize(("has_bfloat16", "dtype"), [(False, "float32"), (True, "auto")])
+def test_paced_engines_compute_in_the_same(
+    has_bfloat16: bool, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sterna.engine.vllm.facts._has_bfloat16", lambda: has_bfloat16)
+    assert parse(["serve", "--engine", "paced", "--profile", "a10-llama-7b"]).dtype == dtype
