@@ -3,21 +3,16 @@
 import asyncio
 import errno
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-import uvloop
 import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sterna.messaging.inbox import BURST, Inbox
-
-HANG_S = 60.0
-
-Loop = Callable[[], asyncio.AbstractEventLoop]
-LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
+from tests.loops import HANG_S, NewLoop, on_both_loops, run_on
 
 
 @contextmanager
@@ -37,15 +32,6 @@ def a_pair(address: str = "inproc://pair") -> Iterator[tuple[Inbox, "zmq.Socket[
             push.close()
 
 
-def run(new_loop: Loop, test: Callable[[], Coroutine[None, None, None]]) -> None:
-    async def limited() -> None:
-        async with asyncio.timeout(HANG_S):
-            await test()
-
-    with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(limited())
-
-
 def sent(push: "zmq.Socket[bytes]", *numbers: int) -> None:
     for number in numbers:
         push.send_multipart([b"%d" % number, b"frame"])
@@ -57,9 +43,9 @@ async def received(inbox: Inbox, count: int) -> list[int]:
     return [int(each[0]) for each in found]
 
 
-@pytest.mark.parametrize("new_loop", LOOPS)
+@on_both_loops
 @pytest.mark.parametrize("count", [1, BURST - 1, BURST, BURST + 1, 5 * BURST])
-def test_what_has_come_before_the_first_look_is_received(new_loop: Loop, count: int) -> None:
+def test_what_has_come_before_the_first_look_is_received(new_loop: NewLoop, count: int) -> None:
     with a_pair() as (inbox, push):
 
         async def test() -> None:
@@ -72,11 +58,11 @@ def test_what_has_come_before_the_first_look_is_received(new_loop: Loop, count: 
             sent(push, count)
             assert await receiving == [count]
 
-        run(new_loop, test)
+        run_on(new_loop, test)
 
 
-@pytest.mark.parametrize("new_loop", LOOPS)
-def test_what_another_thread_sends_meanwhile_is_received(new_loop: Loop) -> None:
+@on_both_loops
+def test_what_another_thread_sends_meanwhile_is_received(new_loop: NewLoop) -> None:
     """Over a real connection, whose events come at any moment."""
     count = 5_000
     with a_pair("tcp://127.0.0.1:*") as (inbox, push):
@@ -87,15 +73,15 @@ def test_what_another_thread_sends_meanwhile_is_received(new_loop: Loop) -> None
             assert await received(inbox, count) == list(range(count))
 
         try:
-            run(new_loop, test)
+            run_on(new_loop, test)
         finally:
             # The socket is the thread's until then.
             thread.join(HANG_S)
 
 
-@pytest.mark.parametrize("new_loop", LOOPS)
+@on_both_loops
 def test_the_loop_is_not_woken_again_and_again_by_what_no_task_receives(
-    new_loop: Loop, monkeypatch: pytest.MonkeyPatch
+    new_loop: NewLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     num_events = 0
     on_event = Inbox._on_event
@@ -118,11 +104,11 @@ def test_the_loop_is_not_woken_again_and_again_by_what_no_task_receives(
             assert num_events <= 2 * count
             assert await received(inbox, count) == list(range(count))
 
-        run(new_loop, test)
+        run_on(new_loop, test)
 
 
-@pytest.mark.parametrize("new_loop", LOOPS)
-def test_a_wait_that_is_given_up_loses_nothing(new_loop: Loop) -> None:
+@on_both_loops
+def test_a_wait_that_is_given_up_loses_nothing(new_loop: NewLoop) -> None:
     with a_pair() as (inbox, push):
 
         async def test() -> None:
@@ -138,7 +124,7 @@ def test_a_wait_that_is_given_up_loses_nothing(new_loop: Loop) -> None:
                 else:
                     assert int(waiting.result()[0]) == number
 
-        run(new_loop, test)
+        run_on(new_loop, test)
 
 
 @given(steps=st.lists(st.one_of(st.integers(1, 40), st.just("receive"), st.just("rest"))))
@@ -159,7 +145,7 @@ def test_nothing_is_lost_or_changes_its_place(steps: list[int | str]) -> None:
             found += await received(inbox, num_sent - len(found))
             assert found == list(range(num_sent))
 
-        run(asyncio.new_event_loop, test)
+        run_on(asyncio.new_event_loop, test)
 
 
 def test_it_can_be_used_in_a_second_loop() -> None:
@@ -172,11 +158,11 @@ def test_it_can_be_used_in_a_second_loop() -> None:
                 sent(push, number)
                 assert await receiving == [number]
 
-            run(asyncio.new_event_loop, test)
+            run_on(asyncio.new_event_loop, test)
 
 
-@pytest.mark.parametrize("new_loop", LOOPS)
-def test_a_task_can_take_the_place_of_one_that_has_just_been_cancelled(new_loop: Loop) -> None:
+@on_both_loops
+def test_a_task_can_take_the_place_of_one_that_has_just_been_cancelled(new_loop: NewLoop) -> None:
     with a_pair() as (inbox, push):
 
         async def test() -> None:
@@ -187,7 +173,7 @@ def test_a_task_can_take_the_place_of_one_that_has_just_been_cancelled(new_loop:
             assert await received(inbox, 1) == [7]
             assert waiting.cancelled()
 
-        run(new_loop, test)
+        run_on(new_loop, test)
 
 
 def test_two_tasks_cannot_wait_at_once() -> None:
@@ -201,7 +187,7 @@ def test_two_tasks_cannot_wait_at_once() -> None:
             sent(push, 1)
             assert (await waiting)[0] == b"1"
 
-        run(asyncio.new_event_loop, test)
+        run_on(asyncio.new_event_loop, test)
 
 
 class Broken(zmq.Socket[bytes]):
@@ -228,7 +214,7 @@ def test_an_error_of_the_socket_reaches_the_task(caplog: pytest.LogCaptureFixtur
                 await receiving
 
         try:
-            run(asyncio.new_event_loop, test)
+            run_on(asyncio.new_event_loop, test)
         finally:
             inbox.close()
 
@@ -248,7 +234,7 @@ def test_a_closed_one_gives_nothing_and_ends_a_wait() -> None:
             await asyncio.wait([waiting])
             assert waiting.cancelled()
 
-    run(asyncio.new_event_loop, test)
+    run_on(asyncio.new_event_loop, test)
 
 
 def test_a_closed_one_is_watched_no_longer() -> None:
@@ -262,4 +248,4 @@ def test_a_closed_one_is_watched_no_longer() -> None:
         assert inbox.is_closed
         assert not asyncio.get_running_loop().remove_reader(descriptor)
 
-    run(asyncio.new_event_loop, test)
+    run_on(asyncio.new_event_loop, test)

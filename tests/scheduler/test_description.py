@@ -1,4 +1,4 @@
-"""What operators see of the instances."""
+"""Operators' view of the instances and of held requests."""
 
 from sterna.messages.actors import (
     Absent,

@@ -1,4 +1,4 @@
-"""What benchmarks do with results that are there already."""
+"""Results that are there already when a benchmark runs again."""
 
 import argparse
 from collections.abc import Mapping, Sequence

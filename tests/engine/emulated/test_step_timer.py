@@ -3,28 +3,13 @@
 import asyncio
 import os
 import time
-from collections.abc import Callable, Coroutine
 
 import pytest
-import uvloop
 
 from sterna.engine.emulated.step_timer import StepTimer
 from tests.descriptors import descriptors_left
 from tests.engine.emulated.test_driver import keep_the_loop_busy
-
-HANG_S = 60.0
-
-Loop = Callable[[], asyncio.AbstractEventLoop]
-on_both_loops = pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
-
-
-def run(new_loop: Loop, test: Callable[[], Coroutine[None, None, None]]) -> None:
-    async def limited() -> None:
-        async with asyncio.timeout(HANG_S):
-            await test()
-
-    with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(limited())
+from tests.loops import NewLoop, on_both_loops, run_on
 
 
 class Calls:
@@ -47,7 +32,7 @@ class Calls:
 
 
 @on_both_loops
-def test_it_calls_once_for_each_deadline_and_never_early(new_loop: Loop) -> None:
+def test_it_calls_once_for_each_deadline_and_never_early(new_loop: NewLoop) -> None:
     async def test() -> None:
         calls = Calls()
         for wait_s in (0.0001, 0.001, 0.0123, 0.05):
@@ -58,12 +43,12 @@ def test_it_calls_once_for_each_deadline_and_never_early(new_loop: Loop) -> None
         assert len(calls.times_s) == 4
         calls.timer.close()
 
-    run(new_loop, test)
+    run_on(new_loop, test)
 
 
 @on_both_loops
 @pytest.mark.parametrize("deadline_s", [-1.0, 0.0, 1e-9])
-def test_a_deadline_that_has_passed_is_due_at_once(new_loop: Loop, deadline_s: float) -> None:
+def test_a_deadline_that_has_passed_is_due_at_once(new_loop: NewLoop, deadline_s: float) -> None:
     async def test() -> None:
         calls = Calls()
         for _ in range(3):
@@ -71,11 +56,11 @@ def test_a_deadline_that_has_passed_is_due_at_once(new_loop: Loop, deadline_s: f
             await calls.next()
         calls.timer.close()
 
-    run(new_loop, test)
+    run_on(new_loop, test)
 
 
 @on_both_loops
-def test_another_deadline_takes_the_place_of_the_first(new_loop: Loop) -> None:
+def test_another_deadline_takes_the_place_of_the_first(new_loop: NewLoop) -> None:
     async def test() -> None:
         calls = Calls()
         calls.timer.set(time.monotonic() + 1_000)
@@ -91,11 +76,11 @@ def test_another_deadline_takes_the_place_of_the_first(new_loop: Loop) -> None:
         assert len(calls.times_s) == 2
         calls.timer.close()
 
-    run(new_loop, test)
+    run_on(new_loop, test)
 
 
 @on_both_loops
-def test_a_closed_one_does_not_call_and_keeps_no_descriptor(new_loop: Loop) -> None:
+def test_a_closed_one_does_not_call_and_keeps_no_descriptor(new_loop: NewLoop) -> None:
     async def test() -> None:
         before = os.listdir("/proc/self/fd")
         calls, other = Calls(), Calls()
@@ -109,7 +94,7 @@ def test_a_closed_one_does_not_call_and_keeps_no_descriptor(new_loop: Loop) -> N
         other.timer.close()
         assert os.listdir("/proc/self/fd") == before
 
-    run(new_loop, test)
+    run_on(new_loop, test)
 
 
 def test_without_a_descriptor_left_there_is_an_error() -> None:
@@ -117,4 +102,4 @@ def test_without_a_descriptor_left_there_is_an_error() -> None:
         with descriptors_left(0), pytest.raises(OSError, match="Too many open files"):
             StepTimer(asyncio.get_running_loop(), lambda: None)
 
-    run(asyncio.new_event_loop, test)
+    run_on(asyncio.new_event_loop, test)

@@ -1,4 +1,4 @@
-"""What the small model is served with where no option says otherwise, and what is warned of."""
+"""Options of the small model where the user gives none, and warnings."""
 
 import pytest
 
