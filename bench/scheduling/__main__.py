@@ -26,6 +26,7 @@ from bench.scheduling.actor_processes import RATE, reports_row, waits_row
 from bench.scheduling.core_costs import core_row
 from bench.serving.comparing import add_round_options, rows_in_rounds
 from bench.serving.measured import Notes
+from sterna.runtime.processes.process import collect_garbage_seldom
 
 NAME = "dispatch"
 
@@ -40,6 +41,8 @@ QUICK_DECISIONS, QUICK_S = 120, 0.2
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, and write the results."""
     options = _parser().parse_args(argv)
+    # As the scheduler's process does.
+    collect_garbage_seldom()
     return ended(lambda: rows_in_rounds(NAME, options, _measure, report.markdown, PAGE))
 
 

@@ -41,6 +41,9 @@ demands in flight."""
 
 NUM_COLUMNS = 13
 
+FEW_ROWS = 32
+"""Fewer rows are written one by one, which is faster then."""
+
 
 class CandidateTable(Sequence[Candidate]):
     """The instances among which a decision chooses, as a sequence and in columns.
@@ -85,10 +88,14 @@ class CandidateTable(Sequence[Candidate]):
             rows = [_row(each) for each in self._every]
             self._columns = np.array(rows, np.float64).reshape(-1, NUM_COLUMNS).T.copy()
         elif self._changed:
-            columns, every = self._columns, self._every
-            for row in self._changed:
-                columns[:, row] = _row(every[row])
-            self._changed.clear()
+            columns, every, changed = self._columns, self._every, self._changed
+            if len(changed) < FEW_ROWS:
+                for row in changed:
+                    columns[:, row] = _row(every[row])
+            else:
+                places = list(changed)
+                columns[:, places] = np.array([_row(every[row]) for row in places], np.float64).T
+            changed.clear()
         return self._columns
 
     def column(self, name: int) -> Column:
@@ -130,18 +137,20 @@ class CandidateTable(Sequence[Candidate]):
         part._columns = self.columns.take(part._part, axis=1)
         return part
 
-    def put(self, row: int, candidate: Candidate) -> None:
-        """Replace one instance by what is known of it now. Not in a part of a table."""
-        self._every[row] = candidate
-        self._changed.add(row)
+    def put(self, candidates: Mapping[int, Candidate]) -> None:
+        """Replace the instances of these rows by what is known of them now. Not in a part of a
+        table."""
+        every = self._every
+        for row, candidate in candidates.items():
+            every[row] = candidate
+        self._changed.update(candidates)
 
-    def replaced(self, rows: Iterable[int], candidates: Iterable[Candidate]) -> "CandidateTable":
+    def replaced(self, candidates: Mapping[int, Candidate]) -> "CandidateTable":
         """A table with these in place of the ones of these rows."""
         made = CandidateTable(self._every)
         made._columns = self.columns.copy()
         made._rows = self._rows
-        for row, candidate in zip(rows, candidates, strict=True):
-            made.put(row, candidate)
+        made.put(candidates)
         return made
 
     @property

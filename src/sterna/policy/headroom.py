@@ -51,7 +51,7 @@ def shared(candidates: Iterable[Candidate]) -> CandidateTable:
     if not np.count_nonzero(headrooms_tokens):
         return table
     share, rows = _share(table), np.flatnonzero(headrooms_tokens).tolist()
-    return table.replaced(rows, [replace(table[row], headroom_share=share) for row in rows])
+    return table.replaced({row: replace(table[row], headroom_share=share) for row in rows})
 
 
 def _share(table: CandidateTable) -> float:

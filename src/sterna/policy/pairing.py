@@ -8,10 +8,12 @@ the request to move (`selection`).
 from collections.abc import Iterable, Set
 from dataclasses import replace
 
+import numpy as np
 from msgspec import structs
 
 from sterna.config import PolicyConfig
 from sterna.policy.candidate_table import (
+    IS_TERMINATING,
     REAL_LOAD_TOKENS,
     ROOM_TOKENS,
     VIRTUAL_LOAD_TOKENS,
@@ -48,12 +50,17 @@ def pair(candidates: Iterable[Candidate], policy: PolicyConfig) -> dict[Instance
     if policy.own is not None:
         return dict(policy.own.pair(tuple(every)))
     sources, destinations = [], []
+    source_steps, destination_steps = (
+        policy.source_freeness_steps,
+        policy.destination_freeness_steps,
+    )
+    preempted_make_source = policy.preempted_make_source
     for each in every:
-        has_lost_memory = policy.preempted_make_source and each.load.num_preempted > 0
-        if each.freeness < policy.source_freeness_steps or has_lost_memory:
-            if each.load.move_tokens is not None:
+        load = each.load
+        if each.freeness < source_steps or (preempted_make_source and load.num_preempted > 0):
+            if load.move_tokens is not None:
                 sources.append(each)
-        elif each.freeness > policy.destination_freeness_steps:
+        elif each.freeness > destination_steps:
             destinations.append(each)
     if sources:
         sources.sort(key=lambda each: (each.freeness, each.instance_id))
@@ -95,14 +102,14 @@ def _balanced(
     loads_tokens = candidates.column(REAL_LOAD_TOKENS).tolist()
     virtual_loads_tokens = candidates.column(VIRTUAL_LOAD_TOKENS).tolist()
     room_tokens = candidates.column(ROOM_TOKENS).tolist()
-    staying = [
-        (row, each)
-        for row, each in enumerate(candidates)
-        if not each.load.is_terminating and each.instance_id not in already_paired
-    ]
-    by_id = [row for row, _ in sorted(staying, key=lambda each: each[1].instance_id)]
-    sources = sorted(by_id, key=lambda row: -loads_tokens[row])
-    destinations = sorted(by_id, key=virtual_loads_tokens.__getitem__)
+    ids = [each.instance_id for each in candidates]
+    staying = np.flatnonzero(candidates.column(IS_TERMINATING) == 0).tolist()
+    if already_paired:
+        staying = [row for row in staying if ids[row] not in already_paired]
+    staying.sort(key=ids.__getitem__)
+    # Of equal loads, both sorts leave the smaller id in front.
+    sources = sorted(staying, key=loads_tokens.__getitem__, reverse=True)
+    destinations = sorted(staying, key=virtual_loads_tokens.__getitem__)
     pairs: dict[InstanceId, InstanceId] = {}
     paired: set[int] = set()
     place = 0
@@ -122,7 +129,7 @@ def _balanced(
         is_far = loads_tokens[source] > ratio * after_tokens
         # Where it is not, another source, with less to move, may be far enough all the same.
         if is_far and moved_tokens <= room_tokens[destination]:
-            pairs[candidates[source].instance_id] = candidates[destination].instance_id
+            pairs[ids[source]] = ids[destination]
             paired |= {source, destination}
     return pairs
 

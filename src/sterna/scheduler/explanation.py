@@ -62,13 +62,11 @@ def move_reason(source: Candidate, destination: Candidate, policy: PolicyConfig)
     """The reason why the policy has paired these two: the first of its causes that applies, in the
     order in which `policy.pairing` looks at them."""
     load = source.load
-    limit = policy.source_freeness_steps
-    victim = policy.victim.value
     if policy.own is not None:
         cause = MoveCause.POLICY
     elif load.is_terminating:
         cause = MoveCause.EMPTYING
-    elif source.freeness < limit:
+    elif source.freeness < policy.source_freeness_steps:
         cause = MoveCause.MEMORY
     elif policy.preempted_make_source and load.num_preempted > 0:
         cause = MoveCause.PREEMPTION
@@ -81,7 +79,13 @@ def move_reason(source: Candidate, destination: Candidate, policy: PolicyConfig)
             policy.balance_ratio or 0.0,
             LONGEST_ANSWER,
         )
-    return MoveReason(cause, source.freeness, destination.freeness, limit, victim)
+    return MoveReason(
+        cause,
+        source.freeness,
+        destination.freeness,
+        policy.source_freeness_steps,
+        policy.victim.value,
+    )
 
 
 def _seen_by_costs(

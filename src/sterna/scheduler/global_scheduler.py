@@ -178,8 +178,8 @@ class GlobalScheduler:
                 instance.row = row
             self._table = CandidateTable(each.candidate(self._policy) for each in every)
         else:
-            for instance in self._changed:
-                self._table.put(instance.row, instance.candidate(self._policy))
+            policy = self._policy
+            self._table.put({each.row: each.candidate(policy) for each in self._changed})
         self._changed.clear()
         self._shared = shared(self._table) if self._policy.shares_headroom else self._table
         return self._shared
