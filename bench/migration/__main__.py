@@ -72,10 +72,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     try:
         with local_ray():
-            unfinished = Unfinished(
-                UNFINISHED, _config(plan, served), quick=options.quick, resume=options.resume
-            )
-            benchmark = _Benchmark(plan, served, folder, unfinished)
+            args = parse(["serve", *served.arguments])
+            config = _config(plan, served, args.dtype)
+            unfinished = Unfinished(UNFINISHED, config, quick=options.quick, resume=options.resume)
+            benchmark = _Benchmark(plan, args, config, folder, unfinished)
             if "downtime" in options.parts:
                 benchmark.measure_downtimes()
             if "cost" in options.parts:
@@ -175,14 +175,20 @@ class Served:
 class _Benchmark:
     """One run over a plan; results are kept after every length."""
 
-    def __init__(self, plan: Plan, served: Served, folder: Path, unfinished: Unfinished) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        args: argparse.Namespace,
+        config: dict[str, Any],
+        folder: Path,
+        unfinished: Unfinished,
+    ) -> None:
         self._plan = plan
         self._folder = folder
         self._unfinished = unfinished
         self._name = results_io.named_for_device("migration")
-        self._config = _config(plan, served)
-        self._args = parse(["serve", *served.arguments])
-        self._config["dtype"] = self._args.dtype
+        self._config = config
+        self._args = args
         self._say = Progress(sys.stdout)
 
     # ---------------------------------------------------------------------------- downtimes
@@ -293,11 +299,12 @@ class _Benchmark:
             self._say(f"{mark} {goal.name}: {goal.found}; {goal.bound}")
 
 
-def _config(plan: Plan, served: Served) -> dict[str, Any]:
+def _config(plan: Plan, served: Served, dtype: str) -> dict[str, Any]:
     transport, migration = TransportConfig(), MigrationConfig()
     return {
         "model": served.name,
         "engine_options": [*ENGINE_OPTIONS, *served.options],
+        "dtype": dtype,
         "num_instances": 2,
         "busy": f"{BATCH_SIZE} more requests of {BATCH_TOKENS} tokens on each instance",
         "num_samples": plan.num_samples,
