@@ -108,6 +108,8 @@ def _measure(options: argparse.Namespace, rows: list[Row], folder: Path) -> None
         "loads": [asdict(each) for each in loads],
         "idle_s": idle_s,
     }
+    # Both runs of a pair follow one start: a run that was interrupted between them is done again.
+    rows[:] = overhead_report.paired(rows)
     measurements = [
         _Measurement(mode, model, (*engine_options, *MODES[mode]), loads, idle_s, rows, notes)
         for mode in options.modes

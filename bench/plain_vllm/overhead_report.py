@@ -1,6 +1,7 @@
 """The results of `sterna bench overhead`: tables, a summary and goals. Pure, from rows alone."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -39,12 +40,17 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
     return {**means, "idle_cores": rounded(idle), "goals": [asdict(each) for each in goals(rows)]}
 
 
+def paired(rows: Sequence[Row]) -> list[Row]:
+    """The rows of which the other server has one as well."""
+    num_sides = Counter((row["mode"], row["seed"], row["load"]) for row in rows)
+    return [row for row in rows if num_sides[row["mode"], row["seed"], row["load"]] > 1]
+
+
 def markdown(rows: Sequence[Row]) -> str:
     """All tables."""
-    num_rounds = len({row["seed"] for row in rows})
     parts = [
-        f"Medians over {num_rounds} pairs of runs, with 90 % intervals; times and tokens in the "
-        "table are those of vLLM, then of Sterna:"
+        f"Medians over {_num_pairs(rows)}, with 90 % intervals; times and tokens in the table are "
+        "those of vLLM, then of Sterna:"
     ]
     header = (
         *("load", "tokens/s", "ratio", "TTFT mean [ms]", "added [ms]", "TPOT mean [ms]", "ratio"),
@@ -84,6 +90,18 @@ def markdown(rows: Sequence[Row]) -> str:
     parts.append(markdown_table(idle_header, idle_lines))
     parts.append(goal_list([asdict(each) for each in goals(rows)]))
     return "\n\n".join(parts)
+
+
+def _num_pairs(rows: Sequence[Row]) -> str:
+    """The number of pairs of runs, of each mode where they differ."""
+    counts = {
+        mode: len({row["seed"] for row in paired(rows) if row["mode"] == mode})
+        for mode in _modes(rows)
+    }
+    if len(set(counts.values())) == 1:
+        return f"{max(counts.values())} pairs of runs"
+    of_modes = ", ".join(f"{count} {mode}" for mode, count in counts.items())
+    return f"pairs of runs ({of_modes})"
 
 
 def goals(rows: Sequence[Row]) -> list[Goal]:

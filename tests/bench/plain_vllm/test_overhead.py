@@ -79,6 +79,7 @@ def test_the_summary_has_medians_over_pairs() -> None:
 
 def test_the_tables_have_both_servers_and_their_ratios() -> None:
     text = report.markdown(ROWS)
+    assert text.startswith("Medians over 3 pairs of runs, with")
     # 20 s for 1,000 tokens and for 900.
     assert (
         f"| eager, {SATURATED} | 100 / 90.0 | 0.980 [0.900, 1.000] | 50.0 / 50.0 "
@@ -86,6 +87,17 @@ def test_the_tables_have_both_servers_and_their_ratios() -> None:
     )
     assert f"| {VLLM} | 12.0 | 1,024 | 20.0 |" in text
     assert f"| {STERNA} | 1.20 | 1,024 | 20.0 |" in text
+
+
+def test_a_mode_that_was_interrupted_has_its_own_number_of_pairs() -> None:
+    compiled = [{**each, "mode": "compiled"} for each in ROWS if each["seed"] == 1]
+    text = report.markdown([*ROWS, *compiled])
+    assert text.startswith("Medians over pairs of runs (3 eager, 1 compiled), with")
+
+
+def test_a_run_without_its_counterpart_is_done_again() -> None:
+    lone = row(VLLM, 2, HALF)
+    assert report.paired(ROWS) == [each for each in ROWS if each != lone]
 
 
 def test_a_first_server_alone_has_no_summary_of_pairs() -> None:
