@@ -7,7 +7,7 @@ import pytest
 import uvloop
 
 HANG_S = 60.0
-"""No wait of a test takes so long unless something hangs."""
+"""Limit of a test's waits; a test that reaches it hangs."""
 
 NewLoop = Callable[[], asyncio.AbstractEventLoop]
 

@@ -50,17 +50,12 @@ def pair(candidates: Iterable[Candidate], policy: PolicyConfig) -> dict[Instance
     if policy.own is not None:
         return dict(policy.own.pair(tuple(every)))
     sources, destinations = [], []
-    source_steps, destination_steps = (
-        policy.source_freeness_steps,
-        policy.destination_freeness_steps,
-    )
-    preempted_make_source = policy.preempted_make_source
     for each in every:
-        load = each.load
-        if each.freeness < source_steps or (preempted_make_source and load.num_preempted > 0):
-            if load.move_tokens is not None:
+        has_lost_memory = policy.preempted_make_source and each.load.num_preempted > 0
+        if each.freeness < policy.source_freeness_steps or has_lost_memory:
+            if each.load.move_tokens is not None:
                 sources.append(each)
-        elif each.freeness > destination_steps:
+        elif each.freeness > policy.destination_freeness_steps:
             destinations.append(each)
     if sources:
         sources.sort(key=lambda each: (each.freeness, each.instance_id))
