@@ -62,7 +62,7 @@ site: install ## Build the documentation site in .cache/site/html
 
 .PHONY: unit
 unit: model
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder $(ARGS)
 
 .PHONY: test-slow
 test-slow: model ## Run the slow tests

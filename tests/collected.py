@@ -127,9 +127,10 @@ def _selection(words: Sequence[str]) -> Selection:
     parser.add_argument("-m", dest="marks", default="")
     parser.add_argument("-k", dest="keywords", default="")
     # What does not matter here.
-    for option in ("-q", "-s", "--strict-markers"):
+    for option in ("-q", "-s", "--strict-markers", "--no-loadscope-reorder"):
         parser.add_argument(option, action="store_true")
-    parser.add_argument("--import-mode")
+    for option in ("--import-mode", "--dist", "-n"):
+        parser.add_argument(option)
     options, rest = parser.parse_known_intermixed_args([*shlex.split(OPTIONS), *words])
     if rest:
         raise ValueError(f"what it takes with {rest} is not known")

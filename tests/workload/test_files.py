@@ -1,6 +1,7 @@
 """Trace files on disk, plain and packed, and the data that come with Sterna."""
 
 import gzip
+from functools import partial
 from importlib import resources
 from pathlib import Path
 
@@ -12,7 +13,10 @@ from sterna.workload.files import daily_curve, packaged_rows, read_rows
 
 CSV = "input_tokens,output_tokens\n374,44\n396,109\n"
 JSONL = '{"input_tokens": 374, "output_tokens": 44}\n{"input_tokens": 396, "output_tokens": 109}\n'
-PACKED = gzip.compress(CSV.encode(), mtime=0)
+
+# The same bytes each time, for names of tests have them.
+packed = partial(gzip.compress, mtime=0)
+PACKED = packed(CSV.encode())
 DATA = resources.files("sterna.workload") / "data"
 
 
@@ -30,11 +34,11 @@ def refusal(path: Path) -> str:
         ("t.csv", CSV.replace("\n", "\r\n").encode()),
         ("t.csv", CSV.encode("utf-8-sig")),
         ("t.csv", CSV.rstrip().encode()),
-        ("t.csv.gz", gzip.compress(CSV.encode())),
-        ("t.v2.csv.gz", gzip.compress(CSV.encode())),
+        ("t.csv.gz", PACKED),
+        ("t.v2.csv.gz", PACKED),
         ("t.jsonl", JSONL.encode()),
         ("t.ndjson", JSONL.encode()),
-        ("t.jsonl.gz", gzip.compress(JSONL.encode())),
+        ("t.jsonl.gz", packed(JSONL.encode())),
     ],
 )
 def test_a_file_is_read_by_its_ending(tmp_path: Path, name: str, content: bytes) -> None:
@@ -54,10 +58,10 @@ def test_a_file_is_read_by_its_ending(tmp_path: Path, name: str, content: bytes)
         ("t.csv.gz", PACKED[:10] + b"\x07" * 20, "cannot be read: it is not gzip, or damaged"),
         ("t.csv", b"input_tokens,output_tokens\n\xff\xfe,1\n", "cannot be read: it is not UTF-8"),
         ("t.csv", b"", "is empty; its first line must name the columns"),
-        ("t.csv.gz", gzip.compress(b""), "is empty; its first line must name the columns"),
+        ("t.csv.gz", packed(b""), "is empty; its first line must name the columns"),
         ("t.txt", CSV.encode(), "a trace file's name must end with .csv, .jsonl or .ndjson"),
-        ("t.gz", gzip.compress(CSV.encode()), "a trace file's name must end with .csv, .jsonl"),
-        ("t.csv.gz", gzip.compress(b"input_tokens,output_tokens\n1,x\n"), "line 2: output_tokens"),
+        ("t.gz", PACKED, "a trace file's name must end with .csv, .jsonl"),
+        ("t.csv.gz", packed(b"input_tokens,output_tokens\n1,x\n"), "line 2: output_tokens"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named(
