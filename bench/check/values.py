@@ -138,7 +138,7 @@ CHECKS = (
         "migration",
         (
             *("bench.migration", "--parts", "downtime", "--modes", "live", "--transports", "shm"),
-            *("--tokens", str(DOWNTIME_TOKENS), "--batches", "idle", "--samples", "11"),
+            *("--tokens", str(DOWNTIME_TOKENS), "--batches", "idle", "--live-samples", "11"),
         ),
         (Value("downtime of a migration, in decode steps", _downtime, False),),
     ),

@@ -7,11 +7,12 @@ source.
 import asyncio
 from typing import Any
 
+from bench.migration.timed_instance import TimedInstanceHost
 from sterna.engine.interface import EngineFacts
-from sterna.runtime.actors.actor_classes import InstanceSpec, _InstanceActor, remote_class
+from sterna.runtime.actors.actor_classes import InstanceSpec, remote_class
 
 
-class _CountingInstance(_InstanceActor):
+class _CountingInstance(TimedInstanceHost):
     """One instance, and the bytes of each stage that it has received since the last question."""
 
     async def start(self, spec: InstanceSpec) -> tuple[str, EngineFacts]:

@@ -56,7 +56,7 @@ QUICK = Plan(
     transports=("shm",),
     tokens=(256, 1024),
     num_samples=3,
-    num_busy_live_samples=5,
+    num_live_samples=5,
     num_recompute_samples=2,
 )
 PARTS = ("downtime", "cost")
@@ -111,10 +111,10 @@ def _parser() -> argparse.ArgumentParser:
         help="migrations of each cell (default: %(default)s)",
     )
     parser.add_argument(
-        "--busy-live-samples",
+        "--live-samples",
         type=int,
-        default=plan.num_busy_live_samples,
-        help="the same for live migration between busy instances (default: %(default)s)",
+        default=plan.num_live_samples,
+        help="the same for live migration (default: %(default)s)",
     )
     parser.add_argument(
         "--recompute-samples",
@@ -144,7 +144,7 @@ def _plan(options: argparse.Namespace) -> Plan:
         tokens=options.tokens,
         batches=options.batches,
         num_samples=options.samples,
-        num_busy_live_samples=options.busy_live_samples,
+        num_live_samples=options.live_samples,
         num_recompute_samples=options.recompute_samples,
     )
 
@@ -209,6 +209,7 @@ class _Benchmark:
         document = results_io.read(self._name, self._folder)
         try:
             migration_report.plot(document, path.with_suffix(".svg"))
+            migration_report.plot_phases(document, self._folder / f"{self._name}_phases.svg")
             if self._writes_page():
                 downtime_plot.draw(document, self._folder)
         except ImportError:
@@ -308,7 +309,7 @@ def _config(plan: Plan, served: Served, dtype: str) -> dict[str, Any]:
         "num_instances": 2,
         "busy": f"{BATCH_SIZE} more requests of {BATCH_TOKENS} tokens on each instance",
         "num_samples": plan.num_samples,
-        "num_busy_live_samples": plan.num_busy_live_samples,
+        "num_live_samples": plan.num_live_samples,
         "num_recompute_samples": plan.num_recompute_samples,
         "chunk_bytes": transport.chunk_bytes,
         "bandwidth_share": transport.bandwidth_share,

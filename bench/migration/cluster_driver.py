@@ -26,6 +26,7 @@ from vllm.v1.engine.input_processor import InputProcessor
 
 from bench.migration.samples import Arrival
 from bench.migration.streams import HANG_TIMEOUT_S, Stream
+from bench.migration.timed_instance import TimedInstance
 from sterna.config import LlumletConfig, PolicyConfig, TransportConfig
 from sterna.engine.interface import EngineFacts
 from sterna.engine.payload_parts import renamed_request
@@ -47,7 +48,7 @@ from sterna.messages.actors import (
 from sterna.messaging.mailbox import Mailbox
 from sterna.migration.messages import Mode
 from sterna.policy.presets import LLUMNIX
-from sterna.runtime.actors.actor_classes import InstanceActor, InstanceSpec, SchedulerActor
+from sterna.runtime.actors.actor_classes import InstanceSpec, SchedulerActor
 from sterna.runtime.processes.reaper import Reaper
 from sterna.runtime.supervisor.ray_errors import origin_of
 from sterna.supervisor.failure_detector import ProcessIdentity
@@ -74,7 +75,7 @@ class Driver:
         environment: dict[str, str],
         transport: TransportConfig,
         num_instances: int = 2,
-        actor_class: Any = InstanceActor,
+        actor_class: Any = TimedInstance,
     ) -> None:
         self._args = args
         self._environment = environment

@@ -29,8 +29,8 @@ class Plan:
 
     Attributes:
         num_samples: migrations of each cell.
-        num_busy_live_samples: the same for live migrations to a busy instance. These wait for the
-            end of its step, for any part of a step, so that the median needs more samples.
+        num_live_samples: the same for live migrations, of which the longest matter as well. To a
+            busy instance they wait for the end of its step, for any part of a step.
         num_recompute_samples: the same for recompute, which takes half a minute for 8k tokens on a
             CPU.
     """
@@ -40,15 +40,14 @@ class Plan:
     tokens: Sequence[int] = TOKENS
     batches: Sequence[str] = BATCHES
     num_samples: int = 11
-    num_busy_live_samples: int = 31
+    num_live_samples: int = 31
     num_recompute_samples: int = 5
 
     def count(self, cell: Cell) -> int:
         """The number of migrations for the cell's row."""
         if cell.mode == "recompute":
             return self.num_recompute_samples
-        is_waiting = cell.mode == "live" and cell.busy
-        return self.num_busy_live_samples if is_waiting else self.num_samples
+        return self.num_live_samples if cell.mode == "live" else self.num_samples
 
 
 @dataclass(frozen=True, slots=True)

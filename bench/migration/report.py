@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.common.pages import Goal
-from bench.common.tables import span
-from bench.migration.goals import cost_goals, goals
+from bench.common.results_io import summary
+from bench.common.tables import markdown_table, span
+from bench.migration.goals import cost_goals, downtimes_ms, goals, transports
+from bench.migration.samples import PHASES
 
 Row = Mapping[str, Any]
 
@@ -30,6 +32,9 @@ def markdown(document: Mapping[str, Any], cost: Mapping[str, Any] | None = None)
         those = [row for row in rows if row["busy"] == busy]
         if those:
             parts += [_caption(those, busy), _table(those)]
+    live = [row for row in rows if row["mode"] == "live" and "phases_ms" in row]
+    if live:
+        parts += [_PHASES_CAPTION, _phases_table(live), _HISTOGRAMS]
     found = goals(rows)
     if cost is not None:
         parts += [_COPY_CAPTION, _copy_table(cost["rows"])]
@@ -41,13 +46,7 @@ def markdown(document: Mapping[str, Any], cost: Mapping[str, Any] | None = None)
 def plot(document: Mapping[str, Any], path: Path) -> None:
     """Draws the paper's Figure 10: downtimes by length, and decode steps with and without a
     migration."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    # Makes the files of equal numbers equal.
-    matplotlib.rcParams["svg.hashsalt"] = "sterna"
-    from matplotlib import pyplot
-
+    pyplot = _pyplot()
     rows: Sequence[Row] = document["rows"]
     figure, axes = pyplot.subplots(1, 3, figsize=(13, 4.2))
     for axis, busy in zip(axes, (False, True), strict=False):
@@ -59,20 +58,56 @@ def plot(document: Mapping[str, Any], path: Path) -> None:
     pyplot.close(figure)
 
 
+def plot_phases(document: Mapping[str, Any], path: Path) -> None:
+    """Draws a histogram of each phase of the pauses of live migrations, by load and transport."""
+    pyplot = _pyplot()
+    live = [row for row in document["rows"] if row["mode"] == "live"]
+    figure, axes = pyplot.subplots(2, len(PHASES), figsize=(13, 5), sharey="row", squeeze=False)
+    for busy, line in zip((False, True), axes, strict=True):
+        those = [row for row in live if row["busy"] == busy]
+        for phase, axis in zip(PHASES, line, strict=True):
+            found = {t: _pooled(those, t, phase) for t in transports(those)}
+            if found:
+                axis.hist(
+                    list(found.values()),
+                    bins=24,
+                    histtype="step",
+                    label=[TRANSPORT_NAMES[t] for t in found],
+                )
+            axis.set_yscale("log")
+            axis.set_title(f"{phase}, {'busy' if busy else 'idle'}", fontsize="small")
+        line[0].set_ylabel("migrations")
+        if those:
+            line[0].legend(fontsize="x-small")
+    for axis in axes[-1]:
+        axis.set_xlabel("ms")
+    figure.tight_layout()
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def _pyplot() -> Any:
+    import matplotlib
+
+    matplotlib.use("svg")
+    # Makes the files of equal numbers equal.
+    matplotlib.rcParams["svg.hashsalt"] = "sterna"
+    from matplotlib import pyplot
+
+    return pyplot
+
+
 def _headline(document: Mapping[str, Any]) -> str:
     hardware, rows, config = document["hardware"], document["rows"], document["config"]
     model = config["model"] + (" in float32" if config.get("dtype") == "float32" else "")
     recompute = [row["n"] for row in rows if row["mode"] == "recompute"]
-    busy_live = [row["n"] for row in rows if row["mode"] == "live" and row["busy"]]
-    others = [
-        row["n"] for row in rows
-        if row["mode"] == "stop_copy" or (row["mode"] == "live" and not row["busy"])
-    ]  # fmt: skip
+    live = [row["n"] for row in rows if row["mode"] == "live"]
+    copied = [row["n"] for row in rows if row["mode"] == "stop_copy"]
     return (
         f"Measured on {document['date'][:10]} at commit {document['commit']}: "
         f"{hardware['cpu']}, {hardware['num_cores']} cores, {model}, "
-        f"two instances on one host. Medians of {span(others)} migrations ({span(busy_live)} for "
-        f"live ones between busy instances, {span(recompute)} for recompute).{_noise(rows)}"
+        f"two instances on one host. Medians of {span(live)} live migrations, {span(copied)} by "
+        f"stop and copy, {span(recompute)} by recompute.{_noise(rows)}"
     )
 
 
@@ -105,6 +140,45 @@ def _table(rows: Sequence[Row]) -> str:
         cells = {(row["mode"], row["transport"]): row for row in rows if row["tokens"] == tokens}
         table.append([f"{tokens:,}", *(_cell(cells.get(column)) for column in columns)])
     return "\n".join(f"| {' | '.join(line)} |" for line in table)
+
+
+_PHASES_CAPTION = (
+    "Where the downtimes of live migrations go, in ms: median, and P99 of the migrations of all "
+    "lengths. *Drain*: from the source's last token until the request has left the batch; *copy*: "
+    "until the last stage and the order to adopt it are at the destination; *adoption*: until the "
+    "request is in its batch; *first step*: until its first token, less a usual step; *delivery*: "
+    "by how much longer this token took to the front end than the one before."
+)
+
+_HISTOGRAMS = "![Histograms of the phases](../bench/results/migration_phases.svg)"
+
+
+def _phases_table(live: Sequence[Row]) -> str:
+    lines = []
+    for busy in (False, True):
+        rows = [row for row in live if row["busy"] == busy]
+        for transport in transports(rows):
+            of = [row for row in rows if row["transport"] == transport]
+            every = [each for row in of for each in downtimes_ms(row)]
+            phases = [_pooled(of, transport, phase) for phase in PHASES]
+            lines.append(
+                [
+                    f"{TRANSPORT_NAMES[transport]}, {'busy' if busy else 'idle'}",
+                    *(_median_and_p99(values) for values in [*phases, every]),
+                ]
+            )
+    return markdown_table(["", *PHASES, "downtime"], lines)
+
+
+def _median_and_p99(values_ms: Sequence[float]) -> str:
+    found = summary(values_ms)
+    return f"{found['median']:.1f}, {found['p99']:.1f}"
+
+
+def _pooled(rows: Sequence[Row], transport: str, phase: str) -> list[float]:
+    return [
+        value for row in rows if row["transport"] == transport for value in row["phases_ms"][phase]
+    ]
 
 
 _COPY_CAPTION = (

@@ -121,9 +121,12 @@ async def timed_move(
     ordered_s = time.monotonic()
     report = await driver.move(migrant, destination, mode)
     await migrant.until(lambda: _num_trailing(migrant, destination) > STEPS_AFTER)
+    moments = {instance: await driver.call(instance, "take_moments") for instance in INSTANCES}
     return sample(
+        migrant.request_id,
         migrant.arrivals,
         [neighbour.arrivals for neighbour in neighbours],
+        moments,
         begun_s=begun_s,
         ordered_s=ordered_s,
         stages=report["stages"],

@@ -33,6 +33,7 @@ FULL, WINDOW = "FullAttentionSpec", "SlidingWindowSpec"
 def move(downtime_ms: float, *stage_bytes: int) -> Move:
     sample = Sample(
         downtime_ms=downtime_ms,
+        phases_ms=(),
         suspended_ms=1.0,
         migration_ms=50.0,
         stages=9,

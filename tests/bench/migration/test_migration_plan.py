@@ -74,10 +74,10 @@ def test_without_copying_modes_no_transport_is_measured() -> None:
 
 
 def test_each_kind_of_cell_has_a_number_of_samples_of_its_own() -> None:
-    plan = Plan(num_samples=7, num_busy_live_samples=9, num_recompute_samples=3)
+    plan = Plan(num_samples=7, num_live_samples=9, num_recompute_samples=3)
 
     assert plan.count(Cell("recompute", None, 256, True)) == 3
-    assert plan.count(Cell("live", "tcp", 256, False)) == 7
+    assert plan.count(Cell("live", "tcp", 256, False)) == 9
     assert plan.count(Cell("live", "tcp", 256, True)) == 9
     assert plan.count(Cell("stop_copy", "tcp", 256, True)) == 7
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from bench.migration.report import markdown, plot
+from bench.migration.report import markdown, plot, plot_phases
+from bench.migration.samples import PHASES
 
 
 def a_row(mode: str, transport: str | None, tokens: int, downtime_ms: float) -> dict[str, Any]:
@@ -38,21 +39,42 @@ def a_document() -> dict[str, Any]:
         "config": {
             "model": "a model",
             "num_samples": 11,
-            "num_busy_live_samples": 31,
+            "num_live_samples": 31,
             "num_recompute_samples": 5,
         },
         "rows": rows,
     }
 
 
+def table_lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith("|")]
+
+
 def test_the_table_has_a_line_a_length_and_a_column_a_mode_and_transport() -> None:
-    lines = [line for line in markdown(a_document()).splitlines() if line.startswith("|")]
+    lines = table_lines(markdown(a_document()))
 
     assert lines == [
         "| tokens | live, TCP | stop and copy, TCP | recompute |",
         "| ---: | ---: | ---: | ---: |",
         "| 256 | 5.0 | 7.0 |  |",
         "| 8,192 | 6.0 | 100.0 | 37,338 |",
+    ]
+
+
+def test_the_parts_of_the_downtimes_have_a_line_a_transport_and_load() -> None:
+    document = a_document()
+    for row in document["rows"]:
+        row["phases_ms"] = {name: [rank, rank + 2.0] for rank, name in enumerate(PHASES)}
+    slow = document["rows"][2] | {"busy": True}
+    document["rows"].append(slow | {"phases_ms": {**slow["phases_ms"], "copy": [40.0, 40.0]}})
+
+    lines = table_lines(markdown(document))
+
+    assert lines[-4:] == [
+        "|  | drain | copy | adoption | first step | delivery | downtime |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| TCP, idle | 1.0, 2.0 | 2.0, 3.0 | 3.0, 4.0 | 4.0, 5.0 | 5.0, 6.0 | 15.0, 20.0 |",
+        "| TCP, busy | 1.0, 2.0 | 40.0, 40.0 | 3.0, 4.0 | 4.0, 5.0 | 5.0, 6.0 | 53.0, 56.9 |",
     ]
 
 
@@ -105,3 +127,15 @@ def test_the_same_results_draw_the_same_plot(tmp_path: Path) -> None:
 
     assert first.read_bytes() == second.read_bytes()
     assert b"<svg" in first.read_bytes()
+
+
+@pytest.mark.slow
+def test_each_phase_has_a_histogram_for_either_load(tmp_path: Path) -> None:
+    document = a_document()
+    for row in document["rows"]:
+        row["phases_ms"] = {name: [rank, rank + 2.0] for rank, name in enumerate(PHASES)}
+
+    plot_phases(document, tmp_path / "phases.svg")
+
+    drawn = (tmp_path / "phases.svg").read_text()
+    assert all(f"<!-- {name}, {load} -->" in drawn for name in PHASES for load in ("idle", "busy"))
