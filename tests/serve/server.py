@@ -218,11 +218,14 @@ class ServerProcess:
 
     def is_empty(self) -> bool:
         """Whether no instance holds a request, a block, a reservation or a migration, and no
-        request waits at the scheduler."""
+        request waits at the scheduler. While there is no scheduler, nobody can tell."""
         held = ("used_tokens", "running", "queuing", "migrating")
-        instances = self.instances()
-        is_held = any(instance[each] for instance in instances for each in held)
-        return not is_held and not ask(self.url, "GET", "/admin/requests", None)
+        try:
+            instances = self.instances()
+            is_held = any(instance[each] for instance in instances for each in held)
+            return not is_held and not ask(self.url, "GET", "/admin/requests", None)
+        except ServerError:
+            return False
 
     def until_freed(self, max_tokens: int) -> None:
         """Wait until it is empty, before its requests could have come to their end of so many
