@@ -89,7 +89,9 @@ if [[ ! -x $venv/bin/python || -n $other_engine ]]; then
     # Two engines in one environment would overwrite each other's files.
     "$uv" venv --quiet --clear --no-project --python "$python" "$venv"
 fi
-"$uv" pip install --quiet "${options[@]}" --editable ".[$engine,dev]"
+# As pip does. Where PYTHONDONTWRITEBYTECODE is set, each process that imports vLLM would compile it
+# again, which takes as long as all the rest of its import.
+"$uv" pip install --quiet --compile-bytecode "${options[@]}" --editable ".[$engine,dev]"
 if [[ $engine == cpu ]]; then
     # PyPI and wheel folders may have torchvision for CUDA alone.
     "$venv/bin/python" -m sterna.engine.vllm.guard
