@@ -1,4 +1,4 @@
-"""What two instances note of a migration, whose messages and outcomes come one after the other."""
+"""Points of a migration that two instances note; its messages and outcomes come one by one."""
 
 from collections import deque
 
