@@ -17,6 +17,11 @@ from bench.migration.samples import PHASES
 Row = Mapping[str, Any]
 
 MAX_SPREAD = 1.5
+NOT_OF_THE_MIGRATION = {"idle": "first step", "busy": "adoption"}
+"""The phase that lasts as long as the engine's steps say: the first step of an engine that has
+paused, which is a longer one without any migration as well; or the wait for the step that is under
+way at the destination, any part of a step."""
+
 MAX_SHARE_OF_STEP = {"idle": 0.5, "busy": 1.0}
 MIN_TIMES_BELOW_RECOMPUTE = 1000.0
 MIN_TIMES_BELOW_STOP_AND_COPY = 8.0
@@ -50,16 +55,15 @@ def cost_goals(rows: Sequence[Row]) -> list[Goal]:
 
 
 def _spread(live: Sequence[Row], batch: str) -> Iterator[Goal]:
-    """One goal for each transport; between busy instances another one without the wait for the step
-    under way at the destination, which takes any part of a step and has nothing to do with the
-    length."""
+    """Two goals for each transport: of whole pauses, and of what is the migration's own work."""
+    engines_part = NOT_OF_THE_MIGRATION[batch]
     for transport in transports(live):
         rows = [row for row in live if row["transport"] == transport]
         where = f"({transport}, {batch})"
         yield from _flat(f"flat in length {where}", [_downtime_ms(row) for row in rows])
-        if batch == "busy" and all("phases_ms" in row for row in rows):
-            without_ms = [median(downtimes_ms(row, leave_out="adoption")) for row in rows]
-            yield from _flat(f"flat in length, without the adoption {where}", without_ms)
+        if all("phases_ms" in row for row in rows):
+            without_ms = [median(downtimes_ms(row, leave_out=engines_part)) for row in rows]
+            yield from _flat(f"flat in length, without the {engines_part} {where}", without_ms)
 
 
 def _flat(name: str, medians_ms: Sequence[float]) -> Iterator[Goal]:

@@ -105,18 +105,22 @@ def test_even_the_longest_pauses_of_all_lengths_are_shorter_than_a_step(
     assert (judged.found, judged.is_reached) == (found, is_reached)
 
 
-def test_between_busy_instances_flatness_is_judged_without_the_wait_for_a_step_as_well() -> None:
-    def a_busy_row(tokens: int, adoption_ms: float, copy_ms: float) -> dict[str, Any]:
+@pytest.mark.parametrize(("batch", "engines_part"), [("idle", "first step"), ("busy", "adoption")])
+def test_flatness_is_judged_without_the_phase_that_engines_decide_as_well(
+    batch: str, engines_part: str
+) -> None:
+    def row(tokens: int, engine_ms: float, copy_ms: float) -> dict[str, Any]:
         phases = {name: [0.5] * 3 for name in PHASES}
-        phases |= {"adoption": [adoption_ms] * 3, "copy": [copy_ms] * 3}
-        return a_row(tokens=tokens, busy=True, downtime_ms=adoption_ms + copy_ms + 1.5) | {
+        phases |= {engines_part: [engine_ms] * 3, "copy": [copy_ms] * 3}
+        downtime_ms = engine_ms + copy_ms + 1.5
+        return a_row(tokens=tokens, busy=batch == "busy", downtime_ms=downtime_ms) | {
             "phases_ms": phases
         }
 
-    rows = [a_busy_row(256, 10.0, 4.5), a_busy_row(1024, 30.0, 6.5), a_busy_row(8192, 20.0, 7.5)]
+    rows = [row(256, 10.0, 4.5), row(1024, 30.0, 6.5), row(8192, 20.0, 7.5)]
 
-    assert not goal("flat in length (tcp, busy)", rows).is_reached
-    without = goal("flat in length, without the adoption (tcp, busy)", rows)
+    assert not goal(f"flat in length (tcp, {batch})", rows).is_reached
+    without = goal(f"flat in length, without the {engines_part} (tcp, {batch})", rows)
     assert (without.found, without.is_reached) == ("6.0 to 9.0 ms", True)
 
 
