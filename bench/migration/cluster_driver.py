@@ -167,7 +167,7 @@ class Driver:
     async def start_scheduler(self, policy: PolicyConfig) -> str:
         """Start a global scheduler without reports of instances; returns its address."""
         actor = SchedulerActor.remote()
-        address: str = await actor.start.remote(policy, HOST, "WARNING")
+        address: str = await actor.start.remote(policy, HOST, "WARNING", None)
         actor.run.remote()
         self._schedulers.append(actor)
         return address
