@@ -18,9 +18,8 @@ Row = Mapping[str, Any]
 
 MAX_SPREAD = 1.5
 NOT_OF_THE_MIGRATION = {"idle": "first step", "busy": "adoption"}
-"""The phase that lasts as long as the engine's steps say: the first step of an engine that has
-paused, which is a longer one without any migration as well; or the wait for the step that is under
-way at the destination, any part of a step."""
+"""The phase that the engine decides: its first step after a pause, which is longer without a
+migration as well, or the wait for the step that is under way at the destination."""
 
 MAX_SHARE_OF_STEP = {"idle": 0.5, "busy": 1.0}
 MIN_TIMES_BELOW_RECOMPUTE = 1000.0

@@ -1,4 +1,4 @@
-"""A server as a process of its own: `sterna serve`, or plain vLLM to compare with."""
+"""Server process of a test: `sterna serve`, or plain vLLM to compare with."""
 
 import contextlib
 import os
@@ -218,7 +218,7 @@ class ServerProcess:
 
     def is_empty(self) -> bool:
         """Whether no instance holds a request, a block, a reservation or a migration, and no
-        request waits at the scheduler. While there is no scheduler, nobody can tell."""
+        request waits at the scheduler. False while there is no scheduler to ask."""
         held = ("used_tokens", "running", "queuing", "migrating")
         try:
             instances = self.instances()
