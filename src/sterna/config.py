@@ -234,6 +234,10 @@ class PolicyConfig:
             those of a class with the smallest demand first.
         ageing_tokens_per_s: for every second of such waiting a request counts as so much smaller,
             so that a large one does not wait behind small ones for ever.
+        reserves_after_s: the first request in line that has waited for this time and fits nowhere
+            keeps the instance with most memory free from those behind it until it fits there; one
+            of a class above the normal one does so at once. None: none does, and a large one may
+            wait for as long as smaller ones fill each instance.
         growth_steps: such a request needs memory beside what all requests on its instance, running,
             queuing or on their way, may need for as many decode steps; an instance without any
             takes whatever fits.
@@ -272,6 +276,7 @@ class PolicyConfig:
     migrates_continuously: bool = True
     binds_late: bool = False
     ageing_tokens_per_s: float = 512.0
+    reserves_after_s: float | None = None
     growth_steps: float = 0.0
     hold_limit_s: float | None = None
     balance_ratio: float | None = None
@@ -314,6 +319,8 @@ class PolicyConfig:
         if self.balance_ratio is not None:
             _require(self.balance_ratio >= 1, self, "balance_ratio", "at least 1")
         _require(self.balance_after_tokens >= 0, self, "balance_after_tokens", "at least 0")
+        if self.reserves_after_s is not None:
+            _require(self.reserves_after_s >= 0, self, "reserves_after_s", "at least 0")
         if self.hold_limit_s is not None:
             _require(self.hold_limit_s > 0, self, "hold_limit_s", "positive")
         for priority, target in self.target_load_tokens.items():

@@ -17,6 +17,7 @@ from sterna.policy.scaling import (
     Terminate,
     average_normal_freeness,
     decide,
+    towards,
 )
 from sterna.policy.virtual_usage import Candidate
 from sterna.types import HIGH, InstanceId, InstanceView
@@ -269,6 +270,14 @@ def test_at_the_minimum_a_start_that_waits_for_a_place_can_still_be_given_up() -
     terminate = (10.0, Terminate(InstanceId("i0")))
     assert decisions(history, num_starting=1) == []
     assert decisions(history, num_starting=1, num_pending=1) == [terminate]
+
+
+def test_a_start_that_waits_for_a_place_is_given_up_where_a_class_wants_fewer() -> None:
+    """One that comes up is waited for."""
+    assert towards(1, SLACK[:1], CONFIG, num_starting=1) is None
+    decision = towards(1, SLACK[:1], CONFIG, num_starting=1, num_pending=1)
+    assert decision == Terminate(InstanceId("i0"))
+    assert towards(1, SLACK[:1], CONFIG, num_starting=0) is None
 
 
 def test_instances_are_added_during_the_cool_down() -> None:

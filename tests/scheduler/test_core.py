@@ -440,6 +440,11 @@ def test_a_warm_instance_does_not_start() -> None:
     assert asked(overloaded(Absent(I1, "warm"))) == (1, 2)
 
 
+def test_an_instance_that_starts_to_be_kept_warm_does_not_count() -> None:
+    """It serves only when it is asked for."""
+    assert asked(overloaded(Absent(I1, "starting", is_for_pool=True))) == (1, 2)
+
+
 def test_an_instance_that_has_started_and_is_kept_warm_starts_no_more() -> None:
     core = overloaded(Absent(I1, "starting"))
     core.on_membership(membership(3, I0, absent=(Absent(I1, "warm"),)), 0.0)
@@ -495,6 +500,15 @@ def test_what_has_waited_for_an_instance_is_told_when_it_waits_for_memory() -> N
     again = structs.replace(ask(), request_id=RequestId("s"))
     assert tells(core.on_message(again, 1.2)) == [("front end 0", Held((RequestId("s"),), 40.0))]
     assert tells(core.on_tick(1.4)) == [("front end 0", Held((R,), 40.0))]
+
+
+def test_what_waited_before_the_first_report_is_told_without_another_request() -> None:
+    core = SchedulerCore(replace(INFAAS_PP, binds_late=True), now_s=0.0)
+    core.on_membership(membership(1, I0), 0.0)
+    assert tells(core.on_message(ask(), 1.0)) == []
+    core.on_message(report(I0, 960), 1.1)
+    assert core.next_deadline_s == 1.1
+    assert tells(core.on_tick(1.1)) == [("front end 0", Held((R,), 40.0))]
 
 
 def test_policies_that_bind_at_once_hold_nothing_for_memory() -> None:

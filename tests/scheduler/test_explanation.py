@@ -15,6 +15,7 @@ from sterna.messages.actors import Dispatched, DispatchRequest, SetDestination
 from sterna.messages.reasons import MoveCause
 from sterna.policy.candidate_table import as_table
 from sterna.policy.dispatch import choose, decide
+from sterna.policy.guarded import guarded
 from sterna.policy.own import Policy
 from sterna.policy.presets import LLUMNIX, PRESETS, STERNA
 from sterna.policy.virtual_usage import Candidate, NewRequest
@@ -125,6 +126,8 @@ def test_a_class_that_decides_is_not_asked_twice() -> None:
     assert choice is not None
     reason = dispatch_reason(REQUEST, choice, policy, num_instances=2, held_s=0.0)
     assert (reason.rule, reason.other, First.num_asked) == ("First", None, 1)
+    # As a server has it.
+    assert rule_name(guarded(policy, lambda *_: None)) == "First"
 
 
 @pytest.mark.parametrize(

@@ -336,6 +336,18 @@ def test_an_instance_that_joins_a_round_robin_gets_its_turn_and_no_more() -> Non
     assert turns == ["i0", "i1", "i2", "i0", "i1", "i2"]
 
 
+def test_an_instance_that_is_emptied_no_longer_gets_its_turn_and_no_more() -> None:
+    """Others have got requests meanwhile; those do not count for an instance that joins, either."""
+    core = scheduler(instance("i0"), instance("i1"), instance("i2"), policy=ROUND_ROBIN)
+    core.set_terminating(InstanceId("i0"), True)
+    for k in range(20):
+        core.on_request(ask(f"r{k}"), 0.0)
+    core.on_load(report(instance("i3"), ROUND_ROBIN), 1.0)
+    core.set_terminating(InstanceId("i0"), False)
+    turns = [places(core.on_request(ask(n), 1.0))[0][1] for n in "abcdefgh"]
+    assert turns == 2 * ["i0", "i1", "i2", "i3"]
+
+
 def test_an_instance_that_joins_a_round_robin_takes_part_in_the_round_that_has_begun() -> None:
     core = scheduler(instance("i0"), instance("i1"), policy=ROUND_ROBIN)
     assert places(core.on_request(ask("r"), 0.0)) == [("r", "i0")]

@@ -101,6 +101,58 @@ def test_who_has_waited_counts_as_smaller() -> None:
         assert freed(core, full("i0", 500), later_s) == [(expected, "i0")]
 
 
+RESERVING = replace(LATE, reserves_after_s=10.0)
+
+
+def test_a_large_request_that_has_waited_keeps_an_instance_free_until_it_fits() -> None:
+    """Otherwise small ones would fill each instance before it can have one."""
+    core = scheduler(full("i0"), full("i1"), policy=RESERVING)
+
+    def reported(sequence: int, free_tokens: int, now_s: float) -> list[tuple[str, str]]:
+        view = report(full("i0", free_tokens), sequence=sequence, last_dispatch=1)
+        return places(core.on_load(view, now_s))
+
+    core.on_request(ask("large", 4_000), 0.0)
+    core.on_request(ask("early", 160), 1.0)
+    assert reported(2, 320, 9.0) == [("early", "i0")]
+    assert reported(3, 0, 9.5) == []
+    core.on_request(ask("late", 160), 10.0)
+    assert reported(4, 320, 10.0) == []
+    # Another instance is free for those behind it.
+    assert freed(core, full("i1", 160), 11.0) == [("late", "i1")]
+    assert reported(5, 4_160, 12.0) == [("large", "i0")]
+
+
+def test_an_urgent_request_keeps_an_instance_free_at_once() -> None:
+    policy = replace(LLUMNIX, binds_late=True, reserves_after_s=10.0)
+    core = scheduler(full("i0"), policy=policy)
+    core.on_request(ask("small", 160), 0.0)
+    core.on_request(ask("urgent", 480, scheduling_priority=HIGH), 0.0)
+    assert freed(core, full("i0", 320)) == []
+    core.on_cancel(RequestId("urgent"), 1.0)
+    assert places(core.on_load(report(full("i0", 320), sequence=3), 2.0)) == [("small", "i0")]
+
+
+def test_no_request_moves_to_where_memory_is_kept_free() -> None:
+    """Except from an instance that is emptied."""
+    policy = replace(LLUMNIX, binds_late=True, reserves_after_s=10.0)
+    source, destination = evenly_loaded("i0", M - 64, 8), full("i1", 2_000)
+
+    def destinations(source: InstanceView, *, is_held: bool) -> dict[InstanceId, InstanceId]:
+        core = scheduler(source, destination, policy=policy)
+        if is_held:
+            core.on_request(ask("large", 4_000), 0.0)
+            # It fits nowhere, and a smaller one would.
+            assert core.on_request(ask("small", 160), 10.0) == []
+        core.on_tick(10.1)
+        return dict(core.destinations)
+
+    to_the_other = {InstanceId("i0"): InstanceId("i1")}
+    assert destinations(source, is_held=False) == to_the_other
+    assert destinations(source, is_held=True) == {}
+    assert destinations(replace(source, is_terminating=True), is_held=True) == to_the_other
+
+
 def test_after_the_limit_a_request_is_dispatched_all_the_same() -> None:
     core = scheduler(full("i0"), policy=replace(LATE, hold_limit_s=5.0))
     assert core.next_deadline_s is None

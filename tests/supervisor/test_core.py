@@ -76,6 +76,7 @@ def test_everybody_is_told_who_is_there_and_what_a_successor_needs() -> None:
 
 def test_those_that_come_are_told_of_with_what_they_wait_for() -> None:
     core = SupervisorCore(serving(I0))
+    core.fleet.wanted = 2
     core.fleet.members |= {
         I1: Member(0, Phase.STARTING, pending="no node has a GPU"),
         I2: Member(1, Phase.STARTING),
@@ -83,7 +84,8 @@ def test_those_that_come_are_told_of_with_what_they_wait_for() -> None:
     }
     assert announced(core).absent == (
         Absent(I1, "pending", "no node has a GPU", 0),
-        Absent(I2, "starting", None, 1),
+        # One more is enough.
+        Absent(I2, "starting", None, 1, is_for_pool=True),
         Absent(InstanceId("i3"), "warm", None, 1),
     )
 

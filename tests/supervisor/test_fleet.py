@@ -229,6 +229,20 @@ def test_warm_instances_are_not_what_auto_scaling_has_already() -> None:
     }
 
 
+def test_a_start_that_only_refills_the_pool_is_known() -> None:
+    """It is needed to serve as soon as auto-scaling needs more than are warm."""
+    fleet = serving(1)
+    for instance_id in started(fleet.on_pool(2, 2.0)):
+        assert fleet.starting_for_pool == (I1, I2)[(I1, I2).index(instance_id) :]
+        fleet.on_started(instance_id, 3.0)
+    fleet.on_needed(1, 4.0)
+    assert fleet.starting_for_pool == (I3,)
+    refilling = started(fleet.on_needed(2, 5.0))
+    assert fleet.in_phase(Phase.SERVING) == (I0, I1, I2)
+    assert fleet.in_phase(Phase.STARTING) == (I3, *refilling)
+    assert fleet.starting_for_pool == tuple(refilling)
+
+
 def test_auto_scaling_that_needs_less_than_is_wanted_lowers_nothing() -> None:
     fleet = serving(3)
     again = [each for gone in (I1, I2) for each in started(fleet.on_gone(gone, 2.0))]

@@ -589,12 +589,14 @@ class Absent(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         state: "starting", "pending" (no place to start on) or "warm" (up, waiting to be needed).
         note: the reason why it is pending; None for the others.
+        is_for_pool: whether it starts for the warm pool, and is not needed to serve.
     """
 
     instance_id: InstanceId
     state: str
     note: str | None = None
     generation: int = 0
+    is_for_pool: bool = False
 
 
 class FrontendMember(msgspec.Struct, frozen=True, array_like=True):

@@ -68,6 +68,7 @@ STERNA = replace(
     name="sterna",
     dispatch=Soonest(copy_token_cost=0.6),
     binds_late=True,
+    reserves_after_s=300.0,
     growth_steps=LLUMNIX.source_freeness_steps,
     shares_headroom=True,
     balance_ratio=1.2,

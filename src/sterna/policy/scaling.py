@@ -65,10 +65,17 @@ def average_normal_freeness(candidates: Iterable[Candidate]) -> float | None:
 
 
 def towards(
-    num_wanted: int, candidates: Iterable[Candidate], config: ScalingConfig, num_starting: int
+    num_wanted: int,
+    candidates: Iterable[Candidate],
+    config: ScalingConfig,
+    num_starting: int,
+    num_pending: int = 0,
 ) -> ScalingDecision | None:
-    """The decision that brings the cluster nearer to this number of instances, within the
-    bounds."""
+    """The decision that brings the cluster nearer to this number of instances, within the bounds.
+
+    None are terminated while others come up, except for `num_pending` starts that wait for a
+    place, perhaps for ever: the decision then gives up one of these, whichever instance it names.
+    """
     every = tuple(candidates)
     staying = _staying(every)
     num_there = len(staying) + num_starting
@@ -77,7 +84,7 @@ def towards(
         # Those that are being emptied hold their GPUs.
         num_more = min(num_wanted - num_there, config.max_instances - len(every) - num_starting)
         return ScaleUp(num_more) if num_more > 0 else None
-    if num_wanted < num_there and staying and not num_starting:
+    if num_wanted < num_there and staying and num_starting == num_pending:
         return Terminate(_to_terminate(staying, config))
     return None
 

@@ -149,7 +149,11 @@ class SchedulerCore:
                 del self._ended[:-MAX_ENDED]
                 if load.instance_id in self._instances:
                     self._reports[load.instance_id] = message
-                return self._translate(self._core.on_load(load, now_s))
+                effects = self._translate(self._core.on_load(load, now_s))
+                if self._tell_s is None and self._core.has_waiting:
+                    # They came before the first report, when there was no memory to wait for.
+                    self._tell_s = now_s
+                return effects
             case CacheReport(instance_id):
                 if self._expects(instance_id, message.listed_in):
                     self._prefixes.on_report(message)
@@ -176,8 +180,9 @@ class SchedulerCore:
         self._membership = membership
         instances = {i.instance_id: i for i in membership.instances}
         frontends = {f.frontend_id: f.address for f in membership.frontends}
-        warm = {a.instance_id for a in membership.absent if a.state == "warm"}
-        # Starting instances count in the number that auto-scaling still needs; warm ones do not.
+        # Starting instances count in the number that auto-scaling still needs; warm ones do not,
+        # nor those that become warm.
+        warm = {a.instance_id for a in membership.absent if a.state == "warm" or a.is_for_pool}
         coming = {a.instance_id for a in membership.absent} - warm
         present = instances.keys() | coming | warm
         # The membership in which an early one was may never have come.

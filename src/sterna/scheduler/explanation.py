@@ -53,7 +53,7 @@ def dispatch_reason(
 def rule_name(policy: PolicyConfig) -> str:
     """The name of the policy's rule of dispatch, as `--set dispatch=` has it."""
     if policy.own is not None:
-        return type(policy.own).__name__
+        return policy.name
     rule = policy.dispatch
     return rule.value if isinstance(rule, DispatchRule) else type(rule).__name__.lower()
 

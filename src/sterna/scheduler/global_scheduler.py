@@ -12,7 +12,6 @@ round, even if it has none, since a predecessor may have set one.
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from types import MappingProxyType
 from typing import Protocol
 
@@ -31,7 +30,8 @@ from sterna.policy.scaling import ScaleUp, ScalingState, Terminate, towards
 from sterna.policy.scaling import decide as decide_scaling
 from sterna.policy.virtual_usage import Candidate, NewRequest
 from sterna.scheduler.explanation import dispatch_reason, move_reason
-from sterna.types import FrontendId, InstanceId, InstanceLoad, RequestId
+from sterna.scheduler.held_requests import HeldRequests
+from sterna.types import NORMAL, FrontendId, InstanceId, InstanceLoad, RequestId
 
 COPY_LIMIT_S = 5.0
 """After this time a request is sent without its prefix. Copies that fail are reported; this is for
@@ -144,9 +144,10 @@ class GlobalScheduler:
         self._shared: CandidateTable | None = None
         # A report can arrive after its instance's death is known; ids are never used again.
         self._gone: set[InstanceId] = set()
-        self._held: dict[RequestId, DispatchRequest] = {}
-        self._held_since_s: dict[RequestId, float] = {}
+        self._held = HeldRequests(policy)
         self._copying: dict[RequestId, _Copying] = {}
+        # The instance whose memory is kept free for a held request.
+        self._kept_free: InstanceId | None = None
         # No dispatch in flight is taken for lost before this time.
         self._first_expiry_s = math.inf
         self._last_destinations: dict[InstanceId, InstanceId | None] = {}
@@ -156,12 +157,18 @@ class GlobalScheduler:
     def next_deadline_s(self) -> float | None:
         """When `on_tick` is due: the next round, if the policy has rounds, or the end of a wait."""
         deadline_s = self._next_round_s if self._has_rounds else math.inf
-        limit_s = self._policy.hold_limit_s
-        if self._policy.binds_late and self._held and limit_s is not None:
-            deadline_s = min(deadline_s, min(self._held_since_s.values()) + limit_s)
+        deadline_s = min(deadline_s, self._first_limit_s)
         if self._copying:
             deadline_s = min(deadline_s, min(each.until_s for each in self._copying.values()))
         return None if deadline_s == math.inf else deadline_s
+
+    @property
+    def _first_limit_s(self) -> float:
+        """When a held request may no longer wait for memory."""
+        first_s, limit_s = self._held.first_since_s, self._policy.hold_limit_s
+        if not self._policy.binds_late or first_s is None or limit_s is None:
+            return math.inf
+        return first_s + limit_s
 
     @property
     def _has_rounds(self) -> bool:
@@ -205,7 +212,7 @@ class GlobalScheduler:
     @property
     def undispatched(self) -> list[DispatchRequest]:
         """Requests that wait here for an instance, or for their prefix."""
-        return [*self._held.values(), *(each.request for each in self._copying.values())]
+        return [*self._held, *(each.request for each in self._copying.values())]
 
     def waits(self, request_id: RequestId) -> bool:
         """Whether the request waits until an instance has memory for it (late binding), or its
@@ -214,11 +221,18 @@ class GlobalScheduler:
             return True
         return self._policy.binds_late and request_id in self._held and len(self.candidates) > 0
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether there are any such requests."""
+        if self._copying:
+            return True
+        return self._policy.binds_late and len(self._held) > 0 and len(self.candidates) > 0
+
     def waiting(self) -> dict[RequestId, FrontendId]:
         """All requests of which that holds, with their front ends."""
         waiting = {name: each.request.frontend_id for name, each in self._copying.items()}
-        if self._policy.binds_late and self._held and len(self.candidates):
-            waiting |= {name: each.frontend_id for name, each in self._held.items()}
+        if self._policy.binds_late and len(self._held) and len(self.candidates):
+            waiting |= {each.request_id: each.frontend_id for each in self._held}
         return waiting
 
     @property
@@ -229,7 +243,7 @@ class GlobalScheduler:
     @property
     def smallest_held_tokens(self) -> int | None:
         """The memory with which an instance could admit a held request; None without any."""
-        return min([each.demand_tokens for each in self._held.values()], default=None)
+        return self._held.smallest_tokens
 
     def on_request(self, request: DispatchRequest, now_s: float) -> list[Effect]:
         """A front end asks for an instance; without one, the request is held.
@@ -239,14 +253,12 @@ class GlobalScheduler:
         """
         if request.request_id in self._copying:
             return []
-        self._held[request.request_id] = request
-        self._held_since_s.setdefault(request.request_id, now_s)
+        self._held.put(request, now_s)
         return self._dispatch_held(now_s)
 
     def on_cancel(self, request_id: RequestId, now_s: float) -> list[Effect]:
         """A front end no longer needs an instance for the request, or never sent it there."""
-        self._held.pop(request_id, None)
-        self._held_since_s.pop(request_id, None)
+        self._held.take(request_id)
         self._copying.pop(request_id, None)
         for instance in self._instances.values():
             self._drop(instance, lambda each: each.request_id == request_id)
@@ -320,9 +332,15 @@ class GlobalScheduler:
     def set_terminating(self, instance_id: InstanceId, is_terminating: bool) -> None:
         """Set whether an instance is being emptied, which its reports may show later."""
         instance = self._instances.get(instance_id)
-        if instance is not None and instance.is_terminating != is_terminating:
-            instance.is_terminating = is_terminating
-            self._touch(instance)
+        if instance is None or instance.is_terminating == is_terminating:
+            return
+        if not is_terminating:
+            # Others have got requests meanwhile; it must not get all until it has as many.
+            num, num_tokens = self._fewest_dispatched()
+            instance.num_dispatched = max(instance.num_dispatched, num)
+            instance.num_dispatched_tokens = max(instance.num_dispatched_tokens, num_tokens)
+        instance.is_terminating = is_terminating
+        self._touch(instance)
 
     def _join(self, instance_id: InstanceId) -> "_InstanceState":
         instance = self._instances[instance_id] = _InstanceState()
@@ -351,20 +369,16 @@ class GlobalScheduler:
         for request_id, copying in list(self._copying.items()):
             if copying.instance_id == gone:
                 del self._copying[request_id]
-                self._held[request_id] = copying.request
-                self._held_since_s[request_id] = now_s
+                self._held.put(copying.request, now_s)
             elif copying.source == gone:
                 effects += self.on_prefix_done(request_id, now_s)
         return [*effects, *(self._dispatch_held(now_s) if self._held else [])]
 
     def on_frontend_left(self, frontend_id: FrontendId, now_s: float) -> list[Effect]:
         """A front end died, and its requests with it, held and in flight."""
-        self._held = {
-            request_id: request
-            for request_id, request in self._held.items()
-            if request.frontend_id != frontend_id
-        }
-        self._held_since_s = {each: self._held_since_s[each] for each in self._held}
+        for request in list(self._held):
+            if request.frontend_id == frontend_id:
+                self._held.take(request.request_id)
         self._copying = {
             request_id: copying
             for request_id, copying in self._copying.items()
@@ -394,19 +408,32 @@ class GlobalScheduler:
         return effects + self._scale(now_s)
 
     def _dispatch_held(self, now_s: float) -> list[Effect]:
-        """Dispatch by scheduling priority, the highest first, then first come, first served
-        (Section 4.4.3); with late binding the smallest demand before the first."""
+        """Dispatch the held requests that can be, in their order.
+
+        With late binding those for which no instance has memory are passed over; but see
+        `PolicyConfig.reserves_after_s`.
+        """
         self._drop_expired(now_s)
         effects: list[Effect] = []
         room: _Room | None = None
-        for request in sorted(self._held.values(), key=partial(self._place_in_line, now_s)):
+        if self._policy.binds_late:
+            room = _Room.of(self.candidates)
+            if not self._may_fit(room, now_s):
+                return effects
+        self._kept_free = None
+        for request in self._held.in_line():
             candidates = self.candidates
             if self._may_wait(request, now_s):
                 if room is None:
-                    room = _Room.of(candidates)
+                    room = _Room.of(candidates, self._kept_free)
+                    if not self._may_fit(room, now_s):
+                        break
                 if request.demand_tokens <= room.total_tokens:
                     # This comparison alone tells most of many requests.
                     if request.demand_tokens > room.most_tokens:
+                        if self._kept_free is None and self._keeps_room(request, now_s):
+                            self._kept_free = room.roomiest
+                            room = None
                         continue
                     candidates = room.candidates_for(request.demand_tokens)
             new = self._new(request)
@@ -414,8 +441,9 @@ class GlobalScheduler:
             if choice is None:
                 break
             instance_id = choice.instance_id
-            del self._held[request.request_id]
-            held_s = now_s - self._held_since_s.pop(request.request_id)
+            since_s = self._held.take(request.request_id)
+            assert since_s is not None
+            held_s = now_s - since_s
             reason = None
             if self._explains:
                 reason = dispatch_reason(
@@ -468,7 +496,23 @@ class GlobalScheduler:
         if not self._policy.binds_late:
             return False
         limit_s = self._policy.hold_limit_s
-        return limit_s is None or now_s < self._held_since_s[request.request_id] + limit_s
+        return limit_s is None or now_s < self._held.since_s(request.request_id) + limit_s
+
+    def _may_fit(self, room: "_Room", now_s: float) -> bool:
+        """Whether any of the held requests may be dispatched: with many of them, most load reports
+        change nothing for any."""
+        smallest_tokens, largest_tokens = self._held.smallest_tokens, self._held.largest_tokens
+        if smallest_tokens is None or largest_tokens is None:
+            return False
+        fits = smallest_tokens <= room.most_tokens or largest_tokens > room.total_tokens
+        return fits or now_s >= self._first_limit_s
+
+    def _keeps_room(self, request: DispatchRequest, now_s: float) -> bool:
+        after_s = self._policy.reserves_after_s
+        if after_s is None:
+            return False
+        is_urgent = self._policy.counts_as(request.scheduling_priority) > NORMAL
+        return is_urgent or now_s >= self._held.since_s(request.request_id) + after_s
 
     def _new(self, request: DispatchRequest) -> NewRequest:
         return NewRequest(
@@ -478,15 +522,6 @@ class GlobalScheduler:
             request.prompt_tokens,
             {} if self._prefixes is None else self._prefixes.cached_tokens(request),
         )
-
-    def _place_in_line(self, now_s: float, request: DispatchRequest) -> tuple[int, float, float]:
-        # The sort is stable: requests of equal rank and arrival stay in the order of their calls.
-        size_tokens = 0.0
-        if self._policy.binds_late:
-            waited_s = now_s - self._held_since_s[request.request_id]
-            size_tokens = request.demand_tokens - self._policy.ageing_tokens_per_s * waited_s
-        priority = self._policy.counts_as(request.scheduling_priority)
-        return -priority, size_tokens, request.arrival_s
 
     def _send(
         self,
@@ -513,11 +548,14 @@ class GlobalScheduler:
     def _pair(self) -> list[Effect]:
         candidates = self.candidates
         pairs = pair(candidates, self._policy)
+        kept_free = self._kept_free if self._held else None
         effects: list[Effect] = []
         last = self._last_destinations
         for candidate in candidates:
             source = candidate.load.instance_id
             destination = pairs.get(source)
+            if destination == kept_free and not candidate.load.is_terminating:
+                destination = None
             if destination is None and last.get(source, source) is None:
                 # It knows that it has none.
                 continue
@@ -532,27 +570,31 @@ class GlobalScheduler:
         if self._scaling is None:
             return []
         starting = [each for each, known in self._instances.items() if known.load is None]
+        num_pending = len(self._pending.intersection(starting))
         if self._policy.own is not None and now_s >= self._scaling_begins_s:
             staying = [each for each in self.candidates if not each.load.is_terminating]
             num_wanted = self._policy.own.num_instances(staying, len(starting), self._scaling)
             if num_wanted is not None:
-                move = towards(num_wanted, self.candidates, self._scaling, len(starting))
+                move = towards(
+                    num_wanted, self.candidates, self._scaling, len(starting), num_pending
+                )
                 return [] if move is None else [move]
         self._scaling_state, decision = decide_scaling(
             self._scaling_state,
             self.candidates,
             self._scaling,
             num_starting=len(starting),
-            num_pending=len(self._pending.intersection(starting)),
+            num_pending=num_pending,
             now_s=now_s,
             begins_s=self._scaling_begins_s,
-            held_since_s=min(self._held_since_s.values(), default=None),
+            held_since_s=self._held.first_since_s,
         )
         return [] if decision is None else [decision]
 
     def _fewest_dispatched(self) -> tuple[int, int]:
         # An instance that begins at zero would get every request until it has caught up.
-        present = [each for each in self._instances.values() if each.load is not None]
+        every = [each for each in self._instances.values() if each.load is not None]
+        present = [each for each in every if not each.is_terminating] or every
         return (
             min([each.num_dispatched for each in present], default=0),
             min([each.num_dispatched_tokens for each in present], default=0),
@@ -581,32 +623,37 @@ class _Room:
     Attributes:
         most_tokens: the most that one of them has left.
         total_tokens: that of the largest. A request that needs more would wait for ever.
+        roomiest: the one that has the most left; None if there is none.
     """
 
     candidates: CandidateTable
     most_tokens: float
     total_tokens: float
+    roomiest: InstanceId | None
 
     @classmethod
-    def of(cls, candidates: CandidateTable) -> "_Room":
-        """Of those that may get requests."""
+    def of(cls, candidates: CandidateTable, kept_free: InstanceId | None = None) -> "_Room":
+        """Of those that may get requests, without the one that is kept free."""
         if not len(candidates):
             return NO_ROOM
         staying = candidates.staying()
-        room_tokens, total_tokens = staying.column(ROOM_TOKENS), staying.column(TOTAL_TOKENS)
+        total_tokens = staying.column(TOTAL_TOKENS)
         # The largest by its place takes a third of the time of `max`.
-        return cls(
-            staying,
-            float(room_tokens[room_tokens.argmax()]),
-            float(total_tokens[total_tokens.argmax()]),
-        )
+        most_total_tokens = float(total_tokens[total_tokens.argmax()])
+        if kept_free is not None:
+            staying = staying.where(staying.spread({kept_free: 1.0}) == 0)
+            if not len(staying):
+                return cls(staying, 0, most_total_tokens, None)
+        room_tokens = staying.column(ROOM_TOKENS)
+        row = int(room_tokens.argmax())
+        return cls(staying, float(room_tokens[row]), most_total_tokens, staying[row].instance_id)
 
     def candidates_for(self, demand_tokens: int) -> CandidateTable:
         """Those that have room for a request."""
         return self.candidates.where(self.candidates.column(ROOM_TOKENS) >= demand_tokens)
 
 
-NO_ROOM = _Room(CandidateTable(), 0, 0)
+NO_ROOM = _Room(CandidateTable(), 0, 0, None)
 
 
 @dataclass(frozen=True, slots=True)

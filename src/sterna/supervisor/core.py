@@ -281,7 +281,8 @@ class SupervisorCore:
     def _describe_absent(self, instance_id: InstanceId) -> Absent:
         member = self.fleet.members[instance_id]
         state = member.phase.value if member.pending is None else "pending"
-        return Absent(instance_id, state, member.pending, member.generation)
+        is_for_pool = instance_id in self.fleet.starting_for_pool
+        return Absent(instance_id, state, member.pending, member.generation, is_for_pool)
 
     def _note_emptying(self) -> None:
         self.emptied_since = {

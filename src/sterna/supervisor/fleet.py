@@ -150,6 +150,12 @@ class Fleet:
         waits = self._num_failures > 0 and self._num_missing() > 0
         return self._no_start_before_s if waits else None
 
+    @property
+    def starting_for_pool(self) -> tuple[InstanceId, ...]:
+        """The starting instances that are not needed to serve: the last ones."""
+        num_needed = self._target() - len(self.in_phase(Phase.SERVING))
+        return self.in_phase(Phase.STARTING)[max(0, num_needed) :]
+
     def in_phase(self, *phases: Phase) -> tuple[InstanceId, ...]:
         """The instances in one of these phases, in the order of their starts."""
         return tuple(each for each, member in self.members.items() if member.phase in phases)

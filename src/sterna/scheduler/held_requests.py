@@ -1,0 +1,102 @@
+"""The requests that wait at the global scheduler for an instance, in their order. Pure."""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sterna.config import PolicyConfig
+from sterna.messages.actors import DispatchRequest
+from sterna.types import RequestId
+
+_Place = tuple[int, float, float, int, DispatchRequest]
+"""What the line is sorted by. The fourth number is unique, so that requests are never compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    place: _Place
+    since_s: float
+
+    @property
+    def request(self) -> DispatchRequest:
+        return self.place[-1]
+
+
+class HeldRequests:
+    """A line by scheduling priority, the highest first, then first come, first served (Section
+    4.4.3); with late binding the smallest demand before the first.
+
+    As all age at the same rate, their order does not change while they wait.
+    """
+
+    def __init__(self, policy: PolicyConfig) -> None:
+        self._policy = policy
+        # In the order in which they began to wait.
+        self._waiting: dict[RequestId, _Waiting] = {}
+        self._line: list[_Place] = []
+        self._demands_tokens: list[int] = []
+        self._num_put = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __contains__(self, request_id: RequestId) -> bool:
+        return request_id in self._waiting
+
+    def __iter__(self) -> Iterator[DispatchRequest]:
+        """All of them, from the one on that began to wait first."""
+        return (each.request for each in self._waiting.values())
+
+    @property
+    def smallest_tokens(self) -> int | None:
+        """The smallest demand; None without requests."""
+        return self._demands_tokens[0] if self._demands_tokens else None
+
+    @property
+    def largest_tokens(self) -> int | None:
+        """The largest demand; None without requests."""
+        return self._demands_tokens[-1] if self._demands_tokens else None
+
+    @property
+    def first_since_s(self) -> float | None:
+        """When the one that has waited longest began to; None without requests."""
+        return next((each.since_s for each in self._waiting.values()), None)
+
+    def in_line(self) -> list[DispatchRequest]:
+        """All of them in the order in which they are offered an instance."""
+        return [place[-1] for place in self._line]
+
+    def since_s(self, request_id: RequestId) -> float:
+        """When this request, which waits, began to."""
+        return self._waiting[request_id].since_s
+
+    def put(self, request: DispatchRequest, now_s: float) -> None:
+        """Add the request; one that waits already keeps its time, and has these values from now
+        on."""
+        known = self._waiting.get(request.request_id)
+        if known is None:
+            since_s, number = now_s, self._num_put
+            self._num_put += 1
+        else:
+            since_s, number = known.since_s, known.place[3]
+            self._leave(known)
+        size_tokens = 0.0
+        if self._policy.binds_late:
+            size_tokens = request.demand_tokens + self._policy.ageing_tokens_per_s * since_s
+        priority = self._policy.counts_as(request.scheduling_priority)
+        place = (-priority, size_tokens, request.arrival_s, number, request)
+        self._waiting[request.request_id] = _Waiting(place, since_s)
+        insort(self._line, place)
+        insort(self._demands_tokens, request.demand_tokens)
+
+    def take(self, request_id: RequestId) -> float | None:
+        """Remove the request; returns when it began to wait, or None if it does not."""
+        known = self._waiting.pop(request_id, None)
+        if known is None:
+            return None
+        self._leave(known)
+        return known.since_s
+
+    def _leave(self, waiting: _Waiting) -> None:
+        del self._line[bisect_left(self._line, waiting.place)]
+        del self._demands_tokens[bisect_left(self._demands_tokens, waiting.request.demand_tokens)]
