@@ -3,7 +3,7 @@
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,8 +15,8 @@ from bench.common.results_io import RESULTS, ROOT, measured_commit, read, write
 from bench.common.tables import Row
 from bench.policies import report
 from bench.policies.contenders import contenders
-from bench.policies.families import FAMILIES, PREFIXES, REASONING
-from bench.policies.plots import draw_prefixes
+from bench.policies.families import FAMILIES, PREFIXES
+from bench.policies.plots import draw
 from bench.policies.runs import rows_of
 from bench.policies.search import SEEDS as SEARCH_SEEDS
 from bench.policies.search import searched, tuned
@@ -61,19 +61,19 @@ def _compare(args: argparse.Namespace, console: Console) -> None:
     for name in args.families:
         family = FAMILIES[name]
         for point in family.points:
+            names = contenders(name, chosen, has_parts=point.has_parts)
             known = [row for row in rows if (row["family"], row["point"]) == (name, point.name)]
-            if args.is_continued and known and {row.get("commit") for row in known} == {commit}:
+            kept = known if args.only_missing else []
+            if args.is_continued:
+                kept = [row for row in known if row.get("commit") == commit]
+            names = [each for each in names if not _has_all(kept, each, seeds)]
+            if not names:
                 continue
             found = rows_of(
-                name,
-                point,
-                contenders(name, chosen, has_parts=point.has_parts),
-                seeds,
-                has_bound=family is REASONING,
-                is_quick=args.quick,
-                num_processes=args.processes,
+                name, point, names, seeds, is_quick=args.quick, num_processes=args.processes
             )
-            rows = [row for row in rows if row not in known]
+            kept = [row for row in kept if row["policy"] not in names]
+            rows = [row for row in rows if row not in known] + kept
             rows += [{**row, "commit": commit} for row in found]
             rows.sort(key=_place)
             if not args.quick:
@@ -83,6 +83,11 @@ def _compare(args: argparse.Namespace, console: Console) -> None:
         console.print(f"{goal.name}: {goal.found} (goal: {goal.bound})", soft_wrap=True)
     if not args.quick:
         _show(rows, args.results)
+
+
+def _has_all(rows: Sequence[Row], policy: str, seeds: Iterable[int]) -> bool:
+    """Whether a policy has run with all seeds."""
+    return {row["seed"] for row in rows if row["policy"] == policy} >= set(seeds)
 
 
 def _place(row: Row) -> tuple[int, int]:
@@ -112,7 +117,7 @@ def _tuned(results: Path) -> dict[str, str]:
 
 def _show(rows: Sequence[Row], results: Path) -> None:
     """Draw the plot, and write the page from the results of the repository."""
-    draw_prefixes(rows, results / f"{NAME}.png")
+    draw(rows, results, NAME)
     text = report.markdown(rows, [asdict(each) for each in report.goals(rows)])
     if results.resolve() == RESULTS:
         write_marked(PAGE, COMMAND, text)
@@ -138,7 +143,12 @@ def _parser() -> argparse.ArgumentParser:
         "--continue",
         dest="is_continued",
         action="store_true",
-        help="leave out the points that have run at this commit: a run may be interrupted",
+        help="leave out what has run at this commit: a run may be interrupted",
+    )
+    parser.add_argument(
+        "--only-missing",
+        action="store_true",
+        help="leave out what has run at any commit: rules that the comparison did not have yet",
     )
     parser.add_argument(
         "--seeds", type=positive, default=8, metavar="N", help="seeds 1 to N (default: 8)"

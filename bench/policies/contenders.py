@@ -9,6 +9,13 @@ from collections.abc import Mapping, Sequence
 LLUMNIX = "llumnix"
 STERNA = "sterna"
 
+TRUE_LENGTHS = "true lengths"
+FREE_MOVES = "free moves"
+POOLED = "one pool"
+SOLO = "each alone"
+BOUNDS = (TRUE_LENGTHS, FREE_MOVES, POOLED, SOLO)
+"""What policies can reach at most (`bounds`)."""
+
 ZOO = (
     "round-robin",
     "power-of-two",
@@ -75,7 +82,7 @@ def combinations(name: str) -> list[str]:
 
 
 def contenders(family: str, tuned: Mapping[str, str], *, has_parts: bool) -> Sequence[str]:
-    """The policies on a point of the family, without repetition.
+    """The policies and bounds on a point of the family, without repetition.
 
     Args:
         tuned: the best variant of each rule (`search.tuned`).
@@ -85,9 +92,12 @@ def contenders(family: str, tuned: Mapping[str, str], *, has_parts: bool) -> Seq
     match family:
         case "paper" | "clusters":
             others: Sequence[str] = ("infaas++", "round-robin", "vllm-dp")
+            bounds: Sequence[str] = (TRUE_LENGTHS, SOLO)
         case "prefixes":
             theirs = [variant for rule, variant in tuned.items() if rule != STERNA]
             others, parts = (*ZOO, *theirs), (*parts, *COSTS) if has_parts else ()
+            bounds = (FREE_MOVES, POOLED, SOLO)
         case _:
             others = ("round-robin", "vllm-dp", *tuned.values())
-    return list(dict.fromkeys((LLUMNIX, STERNA, *others, *parts)))
+            bounds = (FREE_MOVES, POOLED, SOLO)
+    return list(dict.fromkeys((LLUMNIX, STERNA, *others, *parts, *bounds)))

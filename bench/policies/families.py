@@ -157,16 +157,33 @@ PREFIXES = Family(
 SESSIONS = ("agents", "agentic-code")
 """Those whose requests are turns, almost all of them."""
 
+REASONING_RATES = (2.5, 3, 3.5, 4)
+REASONING_RATE = 3
+
+ROLLOUTS = "512 rollouts at once"
+
+
+def reasoning_point(rate: float) -> str:
+    """The point's name."""
+    return f"reasoning {rate:g}/s"
+
+
 REASONING = Family(
     "reasoning",
     "Long outputs",
     (
-        Point(
-            "reasoning 3/s",
-            _options(H100, 16, "reasoning", "--rate", "3", "--requests", "2000", caches=False),
+        *(
+            Point(
+                reasoning_point(rate),
+                _options(
+                    H100, 16, "reasoning", "--rate", f"{rate:g}", "--requests", "2000", caches=False
+                ),
+                has_parts=rate == REASONING_RATE,
+            )
+            for rate in REASONING_RATES
         ),
         Point(
-            "512 rollouts at once",
+            ROLLOUTS,
             _options(H100, 16, "reasoning", "--rate", "100000", "--requests", "512", caches=False),
         ),
     ),

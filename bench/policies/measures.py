@@ -1,6 +1,7 @@
 """The numbers of one run. Pure."""
 
 import numpy as np
+from numpy.typing import NDArray
 
 from bench.common.tables import Row, rounded, statistic
 from sterna.metrics.records import Records
@@ -31,13 +32,6 @@ THIRD_METRICS = {
 def row_of(run: SimulationRun) -> list[Row]:
     """One row. Durations are in seconds."""
     summary, records = run.summary(), run.records
-    ttft_s = records.first_token_s - records.arrival_s
-    ranks = np.argsort(np.argsort(records.input_tokens, kind="stable"), kind="stable")
-    by_third = {}
-    for index, third in enumerate(THIRDS):
-        those = ttft_s[ranks * len(THIRDS) // len(ranks) == index]
-        by_third[f"ttft_p99_{third}_s"] = rounded(float(np.percentile(those, 99)))
-        by_third[f"ttft_max_{third}_s"] = rounded(float(those.max()))
     duration_s = summary.simulated_s
     high = run.summary(HIGH)
     return [
@@ -63,10 +57,21 @@ def row_of(run: SimulationRun) -> list[Row]:
             "makespan_s": rounded(duration_s),
             "output_tokens_per_s": rounded(float(records.output_tokens.sum()) / duration_s),
             "migrations": summary.migrations_committed,
-            **by_third,
+            **by_third(records.first_token_s - records.arrival_s, records.input_tokens),
             **by_reuse(records),
         }
     ]
+
+
+def by_third(ttft_s: NDArray[np.float64], input_tokens: NDArray[np.int64]) -> Row:
+    """`THIRD_METRICS` of these requests."""
+    ranks = np.argsort(np.argsort(input_tokens, kind="stable"), kind="stable")
+    found: Row = {}
+    for index, third in enumerate(THIRDS):
+        those = ttft_s[ranks * len(THIRDS) // len(ranks) == index]
+        found[f"ttft_p99_{third}_s"] = rounded(float(np.percentile(those, 99)))
+        found[f"ttft_max_{third}_s"] = rounded(float(those.max()))
+    return found
 
 
 def by_reuse(records: Records) -> Row:

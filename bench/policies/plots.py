@@ -9,53 +9,115 @@ from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
 from bench.common.comparison import mean
 from bench.common.tables import Row
 from bench.paper.drawing import figure
-from bench.policies.contenders import ALONE, COSTS, STERNA, WITHOUT
-from bench.policies.families import PREFIXES
+from bench.policies.contenders import (
+    ALONE,
+    BOUNDS,
+    COSTS,
+    FREE_MOVES,
+    POOLED,
+    SOLO,
+    STERNA,
+    TRUE_LENGTHS,
+    WITHOUT,
+)
+from bench.policies.families import FAMILIES, REASONING, REASONING_RATES, reasoning_point
+from bench.policies.measures import METRICS
 
 NUM_COLUMNS = 3
 
+BOUND_MARKERS = {TRUE_LENGTHS: "^", FREE_MOVES: "v", POOLED: "P", SOLO: "X"}
 
-def draw_prefixes(rows: Sequence[Row], path: Path) -> None:
-    """Mean TTFT and TPOT of each policy on each trace with prefixes; the lower left is better."""
-    those = [row for row in rows if row["family"] == PREFIXES.name]
+TRADE_OFFS = {
+    "prefixes": ("ttft_mean_s", "tpot_mean_s"),
+    "paper": ("ttft_p99_s", "tpot_p99_s"),
+}
+"""Of the families with a plot of two latencies, these."""
+
+
+def draw(rows: Sequence[Row], folder: Path, name: str) -> None:
+    """Draw a plot for each family that has one and rows: `name` with the family's."""
+    for family, metrics in TRADE_OFFS.items():
+        of_family = _of(rows, family)
+        if of_family:
+            _draw_trade_offs(of_family, family, metrics, folder / f"{name}_{family}.png")
+    if of_reasoning := _of(rows, REASONING.name):
+        _draw_rates(of_reasoning, folder / f"{name}_{REASONING.name}.png")
+
+
+def _of(rows: Sequence[Row], family: str) -> list[Row]:
+    """Rows of the whole policies and of the bounds."""
     left_out = {*ALONE, *WITHOUT, *COSTS}
-    policies = [
-        each for each in dict.fromkeys(row["policy"] for row in those) if each not in left_out
-    ]
-    points = [each.name for each in PREFIXES.points]
+    return [row for row in rows if row["family"] == family and row["policy"] not in left_out]
+
+
+def _draw_trade_offs(
+    rows: Sequence[Row], family: str, metrics: tuple[str, str], path: Path
+) -> None:
+    """Two latencies of each policy on each point; the lower left is better."""
+    policies = list(dict.fromkeys(row["policy"] for row in rows))
+    points = [each.name for each in FAMILIES[family].points]
     num_rows = -(-len(points) // NUM_COLUMNS)
     styles = {policy: _style(policy, policies) for policy in policies}
+    of_x, of_y = metrics
     with figure(path, num_rows, NUM_COLUMNS, (3.6, 2.8)) as axes:
         for index, point in enumerate(points):
             axis = axes[index // NUM_COLUMNS][index % NUM_COLUMNS]
             for policy in policies:
-                ttft_s = mean(those, "ttft_mean_s", policy, point)
-                tpot_s = mean(those, "tpot_mean_s", policy, point)
-                if ttft_s is None or tpot_s is None:
+                x_s, y_s = (mean(rows, metric, policy, point) for metric in metrics)
+                if x_s is None or y_s is None:
                     continue
-                axis.scatter(ttft_s, 1000 * tpot_s, label=policy, **styles[policy])
+                axis.scatter(x_s, 1000 * y_s, label=policy, **styles[policy])
             axis.set_xscale("log")
             # Ticks of a logarithmic axis are decades, of which most of these have none.
             axis.xaxis.set_major_locator(MaxNLocator(4))
             axis.xaxis.set_major_formatter(ScalarFormatter())
             axis.xaxis.set_minor_locator(NullLocator())
             axis.set_title(point, fontsize=9)
-            axis.set_xlabel("TTFT mean [s]", fontsize=8)
-            axis.set_ylabel("TPOT mean [ms]", fontsize=8)
+            axis.set_xlabel(f"{METRICS[of_x]} [s]", fontsize=8)
+            axis.set_ylabel(f"{METRICS[of_y]} [ms]", fontsize=8)
             axis.tick_params(labelsize=7, which="both")
             axis.grid(alpha=0.3)
         for index in range(len(points), num_rows * NUM_COLUMNS):
             axes[index // NUM_COLUMNS][index % NUM_COLUMNS].set_axis_off()
-        handles, names = axes[0][0].get_legend_handles_labels()
-        axes[0][0].figure.legend(handles, names, loc="outside lower center", ncols=4, fontsize=7)
+        _add_legend(axes)
+
+
+def _draw_rates(rows: Sequence[Row], path: Path) -> None:
+    """P90 and P99 of TPOT by the rate of reasoning requests, a line a policy."""
+    policies = list(dict.fromkeys(row["policy"] for row in rows))
+    with figure(path, 1, 2, (4.5, 3.2)) as axes:
+        for axis, which in zip(axes[0], ("p90", "p99"), strict=True):
+            for policy in policies:
+                known = [
+                    (rate, 1000 * value_s)
+                    for rate in REASONING_RATES
+                    for value_s in [mean(rows, f"tpot_{which}_s", policy, reasoning_point(rate))]
+                    if value_s is not None
+                ]
+                rates, values = [rate for rate, _ in known], [value for _, value in known]
+                style = _style(policy, policies)
+                line = {"marker": style["marker"], "color": style["color"]}
+                axis.plot(rates, values, label=policy, markersize=4, **line)
+            axis.set_xlabel("requests/s", fontsize=8)
+            axis.set_ylabel(f"TPOT {which.upper()} [ms]", fontsize=8)
+            axis.tick_params(labelsize=7)
+            axis.grid(alpha=0.3)
+        _add_legend(axes)
+
+
+def _add_legend(axes: Any) -> None:
+    handles, names = axes[0][0].get_legend_handles_labels()
+    axes[0][0].figure.legend(handles, names, loc="outside lower center", ncols=4, fontsize=7)
 
 
 def _style(policy: str, policies: Sequence[str]) -> dict[str, Any]:
-    """A colour for each rule; a diamond where a search has chosen its parameters."""
+    """A colour for each rule; a diamond where a search has chosen its parameters; black bounds."""
     if policy == STERNA:
         return {"s": 70, "marker": "*", "color": "tab:red", "zorder": 3}
+    if policy in BOUNDS:
+        return {"s": 25, "marker": BOUND_MARKERS[policy], "color": "black", "zorder": 2}
     rule = policy.partition(":")[0]
-    rules = [each for each in policies if ":" not in each and each != STERNA]
+    rules = [each for each in policies if ":" not in each and each not in (STERNA, *BOUNDS)]
     place = rules.index(rule) if rule in rules else len(rules)
     colors = ("blue", "orange", "green", "purple", "brown", "pink", "gray", "olive", "cyan")
     is_tuned = ":" in policy

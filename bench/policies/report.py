@@ -1,40 +1,70 @@
 """The part of docs/policies.md that is written from the results. Pure, from rows alone."""
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 
 from bench.common.comparison import best, factor, mean
 from bench.common.pages import Goal, goal_list
 from bench.common.tables import Row, folded, markdown_table, number
-from bench.policies.contenders import ALONE, COSTS, LLUMNIX, STERNA, WITHOUT
+from bench.policies.contenders import (
+    ALONE,
+    BOUNDS,
+    COSTS,
+    FREE_MOVES,
+    LLUMNIX,
+    POOLED,
+    SOLO,
+    STERNA,
+    TRUE_LENGTHS,
+    WITHOUT,
+)
 from bench.policies.families import (
     FAMILIES,
     PREFIXES,
-    REASONING,
+    REASONING_RATE,
+    REASONING_RATES,
+    ROLLOUTS,
     SCALING_STEPS,
     SESSIONS,
     Family,
+    reasoning_point,
     scaling_point,
 )
 from bench.policies.measures import METRICS, THIRD_METRICS
-from bench.policies.runs import POOLED
 from sterna.config import ScalingConfig
+
+LLUMNIX_BOUNDS = {
+    "ttft_p99_s": 3.0,
+    "ttft_mean_s": 2.0,
+    "loss_mean_s": 1.5,
+    "request_mean_s": 0.98,
+    "tpot_p99_s": 0.95,
+}
+"""What factors against Llumnix are to be at least."""
 
 SHOWN = ("ttft_mean_s", "ttft_p99_s", "tpot_mean_s", "tpot_p99_s", "request_mean_s")
 
 
 def markdown(rows: Sequence[Row], goals: Sequence[Mapping[str, object]]) -> str:
-    """Plot, goals and all tables."""
-    plot = (
-        "![Mean TTFT and TPOT of each policy on traces with prefixes; the lower left is better]"
-        "(../bench/results/policies.png)"
+    """Goals, plots and all tables."""
+    bounds = (
+        f"Bounds stand beside the policies. *{TRUE_LENGTHS}*: an oracle, which knows the length "
+        "of each output: Sterna's policy, which moves by the loads to come, and whose moves take "
+        f"no time. *{FREE_MOVES}*: Sterna's policy, whose moves and copies take no time. "
+        f"*{POOLED}*: one engine with the memory and the speed of all instances, so that all loads "
+        "are even at each moment, and what one has cached all have; a prompt takes a part of its "
+        f"time there. *{SOLO}*: each request on an idle instance that has all of its prefix that "
+        "was ever computed; no policy can have earlier first tokens."
     )
     num_reached = sum(bool(each["is_reached"]) for each in goals)
-    parts = [plot, folded(f"{num_reached} of {len(goals)} goals are reached", goal_list(goals))]
+    parts = [bounds, folded(f"{num_reached} of {len(goals)} goals are reached", goal_list(goals))]
     for family in FAMILIES.values():
         of_family = [row for row in rows if row["family"] == family.name]
         if of_family:
-            parts += [f"### {family.title}", *_TABLES[family.name](of_family, family)]
+            parts += [f"### {family.title}"]
+            if family.name in _PLOTS:
+                parts += [f"![{_PLOTS[family.name]}](../bench/results/policies_{family.name}.png)"]
+            parts += _TABLES[family.name](of_family, family)
     return "\n\n".join(parts)
 
 
@@ -53,7 +83,7 @@ def _paper_tables(rows: Sequence[Row], family: Family) -> list[str]:
             f"On those of the choice ({', '.join(chosen)})", _factors(rows, whole, METRICS, chosen)
         ),
         "Of each third of the requests by the lengths of their prompts, all traces:",
-        _factors(rows, [STERNA], THIRD_METRICS, [*others, *chosen]),
+        _factors(rows, [STERNA, TRUE_LENGTHS], THIRD_METRICS, [*others, *chosen]),
         _parts_table(rows, [each.name for each in family.points if each.has_parts]),
     ]
 
@@ -78,13 +108,8 @@ def _prefix_tables(rows: Sequence[Row], family: Family) -> list[str]:
 
 
 def _reasoning_tables(rows: Sequence[Row], family: Family) -> list[str]:
-    parts = [
-        f"*{POOLED}* is a bound: one engine with the memory and the speed of all, so that all "
-        "loads are even at each moment."
-    ]
-    for point in family.points:
-        parts += [folded(point.name, _absolute(rows, point.name))]
-    return [*parts, _parts_table(rows, [each.name for each in family.points])]
+    parts = [folded(point.name, _absolute(rows, point.name)) for point in family.points]
+    return [*parts, _parts_table(rows, [each.name for each in family.points if each.has_parts])]
 
 
 _TABLES: Mapping[str, Callable[[Sequence[Row], Family], list[str]]] = {
@@ -95,6 +120,14 @@ _TABLES: Mapping[str, Callable[[Sequence[Row], Family], list[str]]] = {
 }
 
 
+_PLOTS = {
+    "paper": "P99 of TTFT and TPOT of each policy on the paper's traces; the lower left is better",
+    "prefixes": "Means of TTFT and TPOT of each policy on traces with prefixes; likewise",
+    "reasoning": "P90 and P99 of TPOT of each policy, by the rate of requests with long outputs",
+}
+"""What the plots of the families show."""
+
+
 def _factors(
     rows: Sequence[Row],
     policies: Iterable[str],
@@ -103,7 +136,7 @@ def _factors(
     against: str = LLUMNIX,
 ) -> str:
     lines = [
-        [f"`{policy}`"]
+        [_shown(policy)]
         + [_text(factor(rows, metric, policy, against, points)) for metric in metrics]
         for policy in policies
         if policy != against
@@ -171,12 +204,16 @@ def _absolute(rows: Sequence[Row], point: str) -> str:
             for column, (_, scale) in known.items()
             for value in [mean(rows, column, policy, point)]
         ]
-        lines.append([f"**`{policy}`**" if policy == STERNA else f"`{policy}`", *cells])
+        lines.append([f"**{_shown(policy)}**" if policy == STERNA else _shown(policy), *cells])
     return markdown_table(["policy", *(name for name, _ in known.values())], lines)
 
 
 def _policies(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(row["policy"] for row in rows))
+
+
+def _shown(policy: str) -> str:
+    return f"*{policy}*" if policy in BOUNDS else f"`{policy}`"
 
 
 def _text(value: object) -> str:
@@ -207,47 +244,37 @@ def goals(rows: Sequence[Row]) -> list[Goal]:
 
 def _paper_goals(rows: Sequence[Row]) -> list[Goal]:
     points = [each.name for each in FAMILIES["paper"].points]
-    bounds = {
-        "ttft_p99_s": 3.0,
-        "ttft_mean_s": 2.0,
-        "loss_mean_s": 1.5,
-        "request_mean_s": 0.98,
-        "tpot_p99_s": 0.95,
-        **dict.fromkeys(THIRD_METRICS, 0.95),
-    }
-    names = {**METRICS, **THIRD_METRICS}
-    found = []
-    for metric, bound in bounds.items():
-        value = factor(rows, metric, STERNA, LLUMNIX, points)
-        if value is not None:
-            text = f"{value} times better"
-            name = f"{names[metric]} of the paper's traces against Llumnix's"
-            found.append(Goal(name, f"{bound:g}", text, value.mean >= bound))
-    return found
+    return [
+        goal
+        for metric, bound in {**LLUMNIX_BOUNDS, **dict.fromkeys(THIRD_METRICS, 0.95)}.items()
+        for goal in _against(
+            rows,
+            f"{(METRICS | THIRD_METRICS)[metric]} of the paper's traces against Llumnix's",
+            (metric, LLUMNIX, points),
+            bound,
+        )
+    ]
 
 
 def _cluster_goals(rows: Sequence[Row]) -> list[Goal]:
-    found = []
-    for point in FAMILIES["clusters"].points:
-        if point.name.startswith("auto-scaling"):
-            continue
-        for metric, bound in {
-            "ttft_p99_s": 1.0,
-            "request_mean_s": 0.98,
-            "tpot_p99_s": 0.95,
-        }.items():
-            value = factor(rows, metric, STERNA, LLUMNIX, [point.name])
-            if value is not None:
-                name = f"{point.name}: {METRICS[metric]} against Llumnix's"
-                reached = value.mean >= bound
-                found.append(Goal(name, f"{bound:g}", f"{value} times better", reached))
-    found += _scaling_goals(rows)
-    return found
+    found = [
+        goal
+        for point in FAMILIES["clusters"].points
+        if not point.name.startswith("auto-scaling")
+        for metric, bound in LLUMNIX_BOUNDS.items()
+        for goal in _against(
+            rows,
+            f"{point.name}: {METRICS[metric]} against Llumnix's",
+            (metric, LLUMNIX, [point.name]),
+            bound,
+        )
+    ]
+    return found + _scaling_goals(rows)
 
 
 def _scaling_goals(rows: Sequence[Row]) -> list[Goal]:
-    """Fewer instances at no larger P99: Sterna's fewest among the thresholds at which its P99 is at
-    most that of Llumnix at the default ones."""
+    """Fewer instances at no larger P99: the fewest among the thresholds at which the P99 is at most
+    that of Llumnix at the default ones."""
     points = [scaling_point(*each) for each in SCALING_STEPS]
     scaling = ScalingConfig()
     default = scaling_point(scaling.low_freeness_steps, scaling.high_freeness_steps)
@@ -255,97 +282,203 @@ def _scaling_goals(rows: Sequence[Row]) -> list[Goal]:
     theirs = mean(rows, "instances_avg", LLUMNIX, default)
     if limit_s is None or theirs is None:
         return []
-    fewest = [
-        instances
-        for point in points
-        if (p99_s := mean(rows, "ttft_p99_s", STERNA, point)) is not None and p99_s <= limit_s
-        if (instances := mean(rows, "instances_avg", STERNA, point)) is not None
-    ]
+
+    def share(policy: str) -> float | None:
+        fewest = [
+            instances
+            for point in points
+            if (p99_s := mean(rows, "ttft_p99_s", policy, point)) is not None and p99_s <= limit_s
+            if (instances := mean(rows, "instances_avg", policy, point)) is not None
+        ]
+        return min(fewest) / theirs if fewest else None
+
+    ours, oracle = share(STERNA), share(TRUE_LENGTHS)
+    text = "at no threshold" if ours is None else f"{ours:.2f}"
+    is_reached = ours is not None and ours <= 0.9
+    if not is_reached:
+        text = _with_bounds(text, {TRUE_LENGTHS: oracle})
     name = "auto-scaling: instances at no larger TTFT P99 than Llumnix's"
-    if not fewest:
-        return [Goal(name, "at most 0.9", "at no threshold", is_reached=False)]
-    share = min(fewest) / theirs
-    return [Goal(name, "at most 0.9", f"{share:.2f}", share <= 0.9)]
+    return [Goal(name, "at most 0.9", text, is_reached)]
 
 
 def _prefix_goals(rows: Sequence[Row]) -> list[Goal]:
-    found = []
-    peers = [each for each in _policies(rows) if each.partition(":")[0] not in (LLUMNIX, STERNA)]
+    peers = _peers(rows)
     dynamo = [each for each in peers if each.startswith("dynamo:")] or ["dynamo"]
-    for point in PREFIXES.points:
-
-        def of(metric: str, policy: str, name: str = point.name) -> float | None:
-            return mean(rows, metric, policy, name)
-
-        reuse = of("prefix_reuse", STERNA)
-        if reuse is None:
-            continue
-        found.append(Goal(f"{point.name}: reuse", "97 %", f"{100 * reuse:.1f} %", reuse >= 0.97))
-        ttft = factor(rows, "ttft_mean_s", STERNA, dynamo[0], [point.name])
-        tpot = factor(rows, "tpot_mean_s", STERNA, "round-robin", [point.name])
+    found = []
+    for name in [each.name for each in PREFIXES.points]:
+        found += _reuse_goals(rows, name)
+        ttft = factor(rows, "ttft_mean_s", STERNA, dynamo[0], [name])
+        tpot = factor(rows, "tpot_mean_s", STERNA, "round-robin", [name])
         if ttft is not None and tpot is not None:
             found.append(
                 Goal(
-                    f"{point.name}: TTFT mean against `{dynamo[0]}`, and TPOT mean against "
-                    "round robin",
+                    f"{name}: TTFT mean against `{dynamo[0]}`, and TPOT mean against round robin",
                     "both 1",
                     f"{ttft} and {tpot} times better",
                     ttft.mean >= 1 and tpot.mean >= 1,
                 )
             )
-        peer = best(partial(of, "ttft_p99_s"), peers)
+        peer = _best_peer(rows, "ttft_p99_s", name)
         if peer is not None:
-            p99 = factor(rows, "ttft_p99_s", STERNA, peer[0], [point.name])
-            if p99 is not None:
-                found.append(
-                    Goal(
-                        f"{point.name}: TTFT P99 against the best other one (`{peer[0]}`)",
-                        "1.5",
-                        f"{p99} times better",
-                        p99.mean >= 1.5,
-                    )
-                )
-        again, local = of("again_ttft_p99_s", STERNA), of("local_ttft_p99_s", STERNA)
-        if point.name in SESSIONS and again is not None and local is not None:
-            found.append(
-                Goal(
-                    f"{point.name}: TTFT P99 of next turns over that of those with all of their "
-                    "prefix in the cache",
-                    "at most 1.1",
-                    f"{again / local:.2f}",
-                    again <= 1.1 * local,
-                )
+            found += _against(
+                rows,
+                f"{name}: TTFT P99 against the best other one (`{peer}`)",
+                ("ttft_p99_s", peer, [name]),
+                1.5,
+                (FREE_MOVES, SOLO),
             )
-        imbalance = of("imbalance_mean", STERNA)
-        if point.name == "1 system prompt" and imbalance is not None:
-            found.append(
-                Goal(
-                    f"{point.name}: largest over mean load", "at most 1.3", f"{imbalance:.2f}",
-                    imbalance <= 1.3,
-                )
-            )  # fmt: skip
+        if name in SESSIONS:
+            found += _next_turn_goals(rows, name)
+        if name == "1 system prompt":
+            found += _imbalance_goals(rows, name)
     return found
 
 
+def _reuse_goals(rows: Sequence[Row], point: str) -> list[Goal]:
+    def text(policy: str) -> str | None:
+        reuse = mean(rows, "prefix_reuse", policy, point)
+        return None if reuse is None else f"{100 * reuse:.1f} %"
+
+    reuse, shown = mean(rows, "prefix_reuse", STERNA, point), text(STERNA)
+    if reuse is None or shown is None:
+        return []
+    is_reached = reuse >= 0.97
+    if not is_reached:
+        peer = best(lambda each: -(mean(rows, "prefix_reuse", each, point) or 0.0), _peers(rows))
+        most = None if peer is None else text(peer[0])
+        shown = _with_bounds(shown, {POOLED: text(POOLED), "the most of others": most})
+    return [Goal(f"{point}: reuse", "97 %", shown, is_reached)]
+
+
+def _next_turn_goals(rows: Sequence[Row], point: str) -> list[Goal]:
+    def share(policy: str) -> float | None:
+        again, local = (
+            mean(rows, f"{which}_ttft_p99_s", policy, point) for which in ("again", "local")
+        )
+        return None if again is None or local is None else again / local
+
+    ours, free = share(STERNA), share(FREE_MOVES)
+    if ours is None:
+        return []
+    text = f"{ours:.2f}"
+    if ours > 1.1:
+        text = _with_bounds(text, {FREE_MOVES: free})
+    name = (
+        f"{point}: TTFT P99 of next turns over that of those with all of their prefix in the cache"
+    )
+    return [Goal(name, "at most 1.1", text, ours <= 1.1)]
+
+
+def _imbalance_goals(rows: Sequence[Row], point: str) -> list[Goal]:
+    ours, free = (mean(rows, "imbalance_mean", policy, point) for policy in (STERNA, FREE_MOVES))
+    if ours is None:
+        return []
+    text = f"{ours:.2f}"
+    if ours > 1.3:
+        text = _with_bounds(text, {FREE_MOVES: free})
+    return [Goal(f"{point}: largest over mean load", "at most 1.3", text, ours <= 1.3)]
+
+
 def _reasoning_goals(rows: Sequence[Row]) -> list[Goal]:
+    point = reasoning_point(REASONING_RATE)
+    others = ["round-robin"]
+    peer = _best_peer(rows, "tpot_p99_s", point)
+    if peer is not None and peer not in others:
+        others.append(peer)
     found = []
-    point, batch = (each.name for each in REASONING.points)
-    for other in ("round-robin", POOLED):
-        value = factor(rows, "tpot_p99_s", STERNA, other, [point])
-        if value is not None:
-            bound = 2.0 if other == "round-robin" else 1.0
-            found.append(
-                Goal(
-                    f"{point}: TPOT P99 against `{other}`", f"{bound:g}",
-                    f"{value} times better", value.mean >= bound,
-                )
-            )  # fmt: skip
-    value = factor(rows, "makespan_s", STERNA, POOLED, [batch])
+    for other in others:
+        found += _against(
+            rows,
+            f"{point}: TPOT P99 against `{other}`",
+            ("tpot_p99_s", other, [point]),
+            2.0,
+            (POOLED, SOLO),
+        )
+        found += _rate_goals(rows, point, other)
+    value = factor(rows, "makespan_s", STERNA, POOLED, [ROLLOUTS])
     if value is not None:
         found.append(
             Goal(
-                f"{batch}: makespan over the bound's", "at most 1.1",
+                f"{ROLLOUTS}: makespan over the bound's", "at most 1.1",
                 f"{1 / value.mean:.2f}", value.mean >= 1 / 1.1,
             )
         )  # fmt: skip
     return found
+
+
+def _rate_goals(rows: Sequence[Row], point: str, other: str) -> list[Goal]:
+    """Output tokens at the P90 TPOT that another policy has on this point: in the steady state they
+    are as the rate of the requests."""
+    limit_s = mean(rows, "tpot_p90_s", other, point)
+    if limit_s is None:
+        return []
+
+    def share(policy: str) -> float | None:
+        rate = rate_at(rows, policy, limit_s)
+        return None if rate is None else rate / REASONING_RATE
+
+    ours = share(STERNA)
+    if ours is None:
+        return []
+    text = f"{ours:.2f} times as many"
+    if ours < 1.15:
+        text = _with_bounds(text, {POOLED: share(POOLED)})
+    name = f"{point}: output tokens at the P90 TPOT of `{other}`"
+    return [Goal(name, "1.15, or the P99 halved", text, ours >= 1.15)]
+
+
+def rate_at(rows: Sequence[Row], policy: str, tpot_s: float) -> float | None:
+    """The rate of reasoning requests at which the policy's P90 TPOT is this, on the line between
+    the two rates around it; None outside of those that were simulated."""
+    known = [
+        (rate, value)
+        for rate in REASONING_RATES
+        if (value := mean(rows, "tpot_p90_s", policy, reasoning_point(rate))) is not None
+    ]
+    for (low, low_s), (high, high_s) in itertools.pairwise(known):
+        if low_s <= tpot_s <= high_s:
+            return low + (high - low) * (tpot_s - low_s) / (high_s - low_s)
+    return None
+
+
+def _peers(rows: Sequence[Row]) -> list[str]:
+    """The rules of others."""
+    own = (*BOUNDS, LLUMNIX, STERNA)
+    return [each for each in _policies(rows) if each.partition(":")[0] not in own]
+
+
+def _best_peer(rows: Sequence[Row], metric: str, point: str) -> str | None:
+    found = best(lambda policy: mean(rows, metric, policy, point), _peers(rows))
+    return None if found is None else found[0]
+
+
+def _against(
+    rows: Sequence[Row],
+    name: str,
+    compared: tuple[str, str, Sequence[str]],
+    bound: float,
+    bounds: Sequence[str] = (TRUE_LENGTHS, SOLO),
+) -> list[Goal]:
+    """A goal for the factor of a metric against another policy's on some points; none without
+    rows."""
+    metric, other, points = compared
+    value = factor(rows, metric, STERNA, other, points)
+    if value is None:
+        return []
+    text = f"{value} times better"
+    if value.mean < bound:
+        factors = {each: factor(rows, metric, each, other, points) for each in bounds}
+        text = _with_bounds(
+            text, {each: None if found is None else found.mean for each, found in factors.items()}
+        )
+    return [Goal(name, f"{bound:g}", text, value.mean >= bound)]
+
+
+def _with_bounds(text: str, values: Mapping[str, str | float | None]) -> str:
+    """What was found, with what bounds have in its place."""
+    known = [
+        f"*{name}*: {value if isinstance(value, str) else f'{value:.2f}'}"
+        for name, value in values.items()
+        if value is not None
+    ]
+    return f"{text} ({'; '.join(known)})" if known else text

@@ -14,12 +14,21 @@ from bench.common.pages import END, begin_mark
 from bench.common.results_io import ROOT
 from bench.policies import report, search
 from bench.policies.__main__ import COMMAND, PAGE
-from bench.policies.contenders import GRIDS, LLUMNIX, STERNA, combinations, contenders
+from bench.policies.bounds import pooled, with_true_lengths
+from bench.policies.contenders import (
+    BOUNDS,
+    GRIDS,
+    LLUMNIX,
+    STERNA,
+    combinations,
+    contenders,
+)
 from bench.policies.families import FAMILIES, PREFIXES, REASONING
 from bench.policies.measures import METRICS, THIRD_METRICS, by_reuse
-from bench.policies.plots import draw_prefixes
-from bench.policies.runs import POOLED, jobs, pooled, rows_of
+from bench.policies.plots import draw
+from bench.policies.runs import jobs, rows_of
 from sterna.metrics.records import Records
+from tests.policy.builders import instance, running
 
 TUNED = {"dynamo": "dynamo:prefill_scale=4", "sterna": "sterna:horizon_steps=32"}
 
@@ -39,10 +48,7 @@ def rows(family: str, **of_sterna: float) -> list[dict[str, Any]]:
             **(of_sterna if policy == STERNA else {}),
         }
         for point in FAMILIES[family].points
-        for policy in (
-            *contenders(family, TUNED, has_parts=point.has_parts),
-            *([POOLED] if family == "reasoning" else []),
-        )
+        for policy in contenders(family, TUNED, has_parts=point.has_parts)
         for seed in (1, 2)
     ]
 
@@ -65,7 +71,9 @@ def test_a_trace_with_prefixes_needs_both_latencies_at_once() -> None:
 def test_next_turns_are_compared_with_those_that_found_their_prefix() -> None:
     found = {each.name: each for each in report.goals(rows("prefixes", again_ttft_p99_s=2.3))}
     of_turns = [each for name, each in found.items() if "next turns" in name]
-    assert [(each.found, each.is_reached) for each in of_turns] == 2 * [("2.30", False)]
+    assert [(each.found, each.is_reached) for each in of_turns] == 2 * [
+        ("2.30 (*free moves*: 1.00)", False)
+    ]
     even = [each for each in report.goals(rows("prefixes")) if "next turns" in each.name]
     assert [each.is_reached for each in even] == [True, True]
 
@@ -107,7 +115,7 @@ def test_fewer_instances_count_only_where_first_tokens_come_as_soon() -> None:
                 row |= {"instances_avg": 0.5, "ttft_p99_s": p99_s}
         return {each.name: each.found for each in report.goals(of_family)}[name]
 
-    assert goal(1.1) == "1.00"
+    assert goal(1.1) == "1.00 (*true lengths*: 1.00)"
     assert goal(1.0) == "0.50"
 
 
@@ -123,12 +131,15 @@ def test_the_page_has_every_policy_and_every_point(family: str, tmp_path: Path) 
     text = report.markdown(of_family, [])
     has_parts = any(point.has_parts for point in FAMILIES[family].points)
     for policy in contenders(family, TUNED, has_parts=has_parts):
-        assert policy == LLUMNIX or f"`{policy}`" in text
+        mark = "*" if policy in BOUNDS else "`"
+        assert policy == LLUMNIX or f"{mark}{policy}{mark}" in text
     if family != "paper":
         for point in FAMILIES[family].points:
             assert f"<summary>{point.name}" in text
-    draw_prefixes(of_family, tmp_path / "plot.png")
-    assert (tmp_path / "plot.png").stat().st_size > 1_000
+    draw(of_family, tmp_path, "plot")
+    drawn = [] if family == "clusters" else [f"plot_{family}.png"]
+    assert [each.name for each in tmp_path.iterdir()] == drawn
+    assert all(each.stat().st_size > 1_000 for each in tmp_path.iterdir())
 
 
 def test_the_bound_has_the_memory_and_the_speed_of_all_instances() -> None:
@@ -138,6 +149,47 @@ def test_the_bound_has_the_memory_and_the_speed_of_all_instances() -> None:
     assert bound.engine.total_tokens == 16 * job.config.engine.total_tokens
     assert bound.step_time.decode_token_s == pytest.approx(job.config.step_time.decode_token_s / 16)
     assert bound.step_time.decode_s == job.config.step_time.decode_s
+
+
+def test_the_oracle_moves_what_will_have_the_largest_load() -> None:
+    """By hand: over 1,000 steps, two requests of 100 tokens that have 10 and 500 more to come have
+    means of 1.05 and 175 tokens."""
+    (job,) = (with_true_lengths(jobs(REASONING.points[0], ["sterna"], [1], is_quick=True)[0]),)
+    oracle = job.config.policy.own
+    assert oracle is not None
+    rest = [10, 500]
+    for index, num_tokens in enumerate(rest):
+        oracle._output_tokens[index] = num_tokens
+    view = instance("i0", running=[running(f"r{index}", 100) for index in range(2)])
+    assert [each.request_id for each in oracle.victims(view)] == ["r1", "r0"]
+    load_tokens, moved_tokens = oracle._loads_tokens["i0"]
+    assert (load_tokens, moved_tokens) == (pytest.approx(176.05), pytest.approx(175.0))
+
+
+def test_each_request_alone_has_the_latencies_of_its_steps() -> None:
+    """No policy is better, whatever its metric."""
+    point = PREFIXES.points[1]
+    found = rows_of("prefixes", point, ["sterna", *BOUNDS], [1], is_quick=True)
+    ours, oracle, _, _, bound = found
+    assert [row["policy"] for row in found] == ["sterna", *BOUNDS]
+    assert all(
+        bound[metric] <= row[metric]
+        for metric in METRICS
+        if metric in bound
+        for row in (ours, oracle)
+    )
+    step_time = jobs(point, ["sterna"], [1], is_quick=True)[0].config.step_time
+    assert bound["tpot_mean_s"] > step_time.decode_s + step_time.decode_request_s
+
+
+def test_a_rate_lies_between_those_that_have_run() -> None:
+    """By hand: 30 ms are two thirds of the way from 20 ms at 3/s to 35 ms at 3.5/s."""
+    of_rates = [
+        {"policy": "sterna", "point": report.reasoning_point(rate), "seed": 1, "tpot_p90_s": tpot_s}
+        for rate, tpot_s in ((2.5, 0.018), (3, 0.020), (3.5, 0.035))
+    ]
+    assert report.rate_at(of_rates, "sterna", 0.030) == pytest.approx(3 + 1 / 3)
+    assert report.rate_at(of_rates, "sterna", 0.040) is None
 
 
 def test_the_search_takes_the_best_variant_over_all_points_of_choice(
