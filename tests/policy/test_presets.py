@@ -92,13 +92,13 @@ def test_llumnix_base_differs_from_llumnix_in_priorities_alone() -> None:
     assert differing == {"name", "has_priorities"}
 
 
-def test_sternas_own_policy_is_the_papers_with_four_rules_of_its_own() -> None:
+def test_sternas_own_policy_is_the_papers_with_rules_of_its_own() -> None:
     differing = {
         name for name in LLUMNIX.__slots__ if getattr(LLUMNIX, name) != getattr(STERNA, name)
     }
-    own = {"dispatch", "binds_late", "growth_steps", "shares_headroom", "balance_ratio"}
-    assert differing == {"name", *own}
-    # No request goes where it makes the instance a source.
+    late = {"binds_late", "reserves_after_s", "growth_steps"}
+    assert differing == {"name", "dispatch", *late, "shares_headroom", "balance_ratio"}
+    # What a request leaves to others is the freeness below which they move away.
     assert STERNA.growth_steps == STERNA.source_freeness_steps
     assert STERNA.dispatch == Soonest(copy_token_cost=0.6)
     assert STERNA.binds_late
