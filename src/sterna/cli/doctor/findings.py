@@ -11,12 +11,12 @@ from sterna.runtime.processes.limits import ENOUGH, FEW
 SUPPORTED_PYTHON = ((3, 11), (3, 14))
 """From the first version on, below the second."""
 
-TESTED_VLLM = ("0.32.", "0.33.")
+TESTED_VLLM = ("0.32.",)
 """Beginnings of the versions of vLLM on which Sterna is tested."""
 
 ENOUGH_SHARED_BYTES = 512 << 20
-"""File system in memory: for Ray's object store, and for KV blocks on their way between instances
-of one machine. Containers have 64 MB by default."""
+"""File system in memory: for Ray's object store, and for the metrics that front ends share.
+Containers have 64 MB by default."""
 
 SMALL_MODEL_BYTES = 500 << 20
 """Space in the cache that the small model needs while it is prepared."""
@@ -284,8 +284,8 @@ def _shared_memory(machine: Machine) -> Iterator[Finding]:
         Level.WARNING,
         "shared memory",
         "/dev/shm is not there" if free is None else f"{free / MIB:,.0f} MiB of /dev/shm are free",
-        "Ray and moves between instances of a machine use files on disk instead; in a container: "
-        "--shm-size 2g, in Kubernetes a volume with medium: Memory at /dev/shm",
+        "Ray and the front ends' metrics use files on disk instead; in a container: --shm-size 2g, "
+        "in Kubernetes a volume with medium: Memory at /dev/shm",
     )
 
 

@@ -89,7 +89,7 @@ PRIORITIES = OptionTable(
             "at full speed; the memory above it is the headroom",
             type=int,
             metavar="TOKENS",
-            unless_given="what `sterna profile` measured, else 1600",
+            unless_given="what `sterna profile` measured; else 1600, or half of the memory if less",
         ),
     ),
 )

@@ -100,7 +100,7 @@ SCALING = OptionTable(
         ),
         Option(
             "--scaling-cooldown",
-            "after a decision, terminate no instance for this time",
+            "time without terminations after a decision and after the last start that it caused",
             field="cooldown_s",
             type=float,
             metavar="SECONDS",
