@@ -399,6 +399,18 @@ def test_a_request_that_its_instance_does_not_take_fails(run, monkeypatch):
     run(test)
 
 
+def test_a_request_that_vllms_server_has_rejected_already_goes_nowhere(run):
+    """With a KV connector, vLLM's server sends it for the connector's clean-up. It gets no end."""
+
+    async def test(world: World) -> None:
+        await world.client.add(request("rejected", abort_immediately=True))
+        await world.client.add(request("taken"))
+        assert (await world.cluster.i0.get_request()).request_id == "taken"
+        assert [each.request_id for each in world.cluster.scheduler.asked] == ["taken"]
+
+    run(test, scheduler_timeout_s=30.0)
+
+
 def test_a_request_with_streamed_input_is_refused(run):
     async def test(world: World) -> None:
         await world.client.add(request(resumable=True))

@@ -208,6 +208,12 @@ class Router:
 
     def _on_add(self, payload: bytes) -> None:
         request = decode_request(payload)
+        if request.abort_immediately:
+            # vLLM's server has rejected the request, and sends it only for the clean-up of a KV
+            # connector. An engine ends it without an output, so its end would never be known here.
+            # Nothing is lost: vLLM's offloading keeps nothing for a request before it runs, and
+            # connectors with remote prefill release blocks that are not fetched after a time-out.
+            return
         request_id = RequestId(request.request_id)
         if request.pooling_params is not None:
             self._pooling.add(request_id)
