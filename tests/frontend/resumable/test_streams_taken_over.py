@@ -252,6 +252,25 @@ def test_a_holder_whose_death_is_known_is_not_asked() -> None:
     played(scenario)
 
 
+@pytest.mark.parametrize("num_turns", range(6))
+def test_a_holder_that_dies_right_after_it_was_found_is_not_waited_for(num_turns: int) -> None:
+    """Its death may be known between the end of the search and the question to it."""
+
+    async def scenario() -> None:
+        cluster = Cluster()
+        first = await begun(cluster, 3)
+        client = Client(cluster[2], last_of(first.events))
+        await cluster.heard(StreamFound, sender=0)
+        for _ in range(num_turns):
+            await asyncio.sleep(0)
+        cluster.kill(0)
+        cluster.announce()
+        await until_over(cluster, client)
+        assert plain(first.events + client.events) == expected(8)
+
+    played(scenario)
+
+
 def test_a_client_that_waits_until_its_stream_is_there_again_follows_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

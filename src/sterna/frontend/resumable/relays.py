@@ -295,6 +295,9 @@ class Relays:
         gone: "asyncio.Task[None]",
     ) -> bool:
         """Pass the holder's answer on; returns False if the holder died before the end."""
+        if holder not in self._live:
+            # Its death became known after the search had ended, and before its answer is awaited.
+            return False
         query_id = self._searches.next_id()
         answer: asyncio.Queue[Message | None] = asyncio.Queue()
         self._answers[query_id] = holder, answer
