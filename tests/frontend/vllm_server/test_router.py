@@ -413,10 +413,35 @@ def test_a_request_that_vllms_server_has_rejected_already_goes_nowhere(run):
 
 def test_a_request_with_streamed_input_is_refused(run):
     async def test(world: World) -> None:
-        await world.client.add(request(resumable=True))
+        await world.client.add(request("streamed", resumable=True))
         assert (await world.client.receive_output()).finish_reason == FinishReason.ERROR
+        # The rest of its input, and the end mark, which vLLM's client may have sent meanwhile.
+        await world.client.add(request("streamed", resumable=True))
+        await world.client.add(request("streamed", 1))
+        await world.client.add(request("whole"))
+        assert (await world.cluster.i0.get_request()).request_id == "whole"
+        assert [each.request_id for each in world.cluster.scheduler.asked] == ["whole"]
 
-    run(test)
+    run(test, scheduler_timeout_s=30.0)
+
+
+@pytest.mark.parametrize(
+    "is_over",
+    [
+        lambda client: client.add(request(num_prompt_tokens=1)),
+        lambda client: client.send(EngineCoreRequestType.ABORT, ["r1"]),
+    ],
+    ids=["end mark", "abort"],
+)
+def test_a_refused_streamed_input_is_forgotten_with_its_last_message(run, is_over):
+    async def test(world: World) -> None:
+        await world.client.add(request(resumable=True))
+        await is_over(world.client)
+        await world.client.add(request())
+        assert (await world.cluster.i0.get_request()).request_id == "r1"
+        assert len(world.cluster.scheduler.asked) == 1
+
+    run(test, scheduler_timeout_s=30.0)
 
 
 def test_one_front_end_counts_for_all(run: Callable[..., None]) -> None:

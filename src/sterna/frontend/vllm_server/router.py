@@ -146,6 +146,8 @@ class Router:
         self._utility_calls: set[asyncio.Task[None]] = set()
         # vLLM ends a pooling request in a different way from a generating one.
         self._pooling: set[RequestId] = set()
+        # Requests with streamed input, each until its end mark or its abort has come.
+        self._refused_streamed: set[RequestId] = set()
         self._queue = queue or QueueLimit(None, 0.0)
         self._unstarted: set[RequestId] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -215,9 +217,15 @@ class Router:
             # connectors with remote prefill release blocks that are not fetched after a time-out.
             return
         request_id = RequestId(request.request_id)
+        if request_id in self._refused_streamed:
+            # A later part of a refused input, or its end mark, which looks like a whole request.
+            if not request.resumable:
+                self._refused_streamed.remove(request_id)
+            return
         if request.pooling_params is not None:
             self._pooling.add(request_id)
         if request.resumable:
+            self._refused_streamed.add(request_id)
             self._carry_out([Fail(request_id, Failure.RESUMABLE)])
             return
         if len(payload) > MAX_FRAME_BYTES:
@@ -255,6 +263,7 @@ class Router:
     def _on_abort(self, request_ids: list[RequestId]) -> None:
         self._pooling.difference_update(request_ids)
         self._unstarted.difference_update(request_ids)
+        self._refused_streamed.difference_update(request_ids)
         for request_id in request_ids:
             self._latencies.forget(request_id)
             self._end_history(request_id, "aborted")
