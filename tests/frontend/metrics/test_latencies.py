@@ -54,6 +54,24 @@ def test_a_request_that_is_forgotten_has_no_end() -> None:
     assert latencies.take() == {}
 
 
+def test_a_request_that_ends_at_a_stop_string_ends_with_its_last_output() -> None:
+    latencies = Latencies()
+    latencies.begin(TERN, "high", 10.0)
+    latencies.on_output(TERN, 10.5, is_finished=False)
+    latencies.on_output(TERN, 10.75, is_finished=False)
+    latencies.on_stopped(TERN)
+    latencies.on_output(TERN, 11.0, is_finished=True)
+    assert latencies.take()[Latency.REQUEST, "high"] == [0.75]
+
+
+def test_a_request_that_stops_before_its_first_output_has_no_end() -> None:
+    latencies = Latencies()
+    latencies.begin(TERN, "high", 10.0)
+    latencies.on_stopped(TERN)
+    latencies.on_stopped(GULL)
+    assert latencies.take() == {}
+
+
 def test_a_gap_after_a_death_and_one_after_a_preemption_are_shown_apart() -> None:
     latencies = Latencies()
     latencies.begin(TERN, "high", 10.0)

@@ -220,6 +220,65 @@ def test_an_abort_follows_the_request_to_where_it_moved(run):
     run(test)
 
 
+async def history_of(world: World, name: str) -> dict[str, Any]:
+    """The history of a request, after all that i0 has sent of it."""
+    i0 = world.cluster.i0
+    i0.send(DescribeHistory(i0.mailbox.address, 1, name))
+    reply, _ = await i0.get(AdminReply)
+    (history,) = json.loads(reply.body)
+    return history
+
+
+def test_an_answer_that_ends_at_a_stop_string_has_finished(run):
+    """The client's engine finds the string, and aborts the request. No client has left."""
+
+    async def test(world: World) -> None:
+        await world.client.add(request())
+        await world.cluster.i0.get_request()
+        world.cluster.i0.send_tokens("r1", 0, [10, 11])
+        await world.client.receive()
+        await world.client.send(EngineCoreRequestType.ABORT, ["r1"])
+        await world.cluster.i0.get(AbortRequests)
+        history = await history_of(world, "r1")
+        assert (history["state"], history["output_tokens"]) == ("finished", 2)
+        observed = world.router._latencies.take()
+        first_token_s = observed[Latency.FIRST_TOKEN, "normal"]
+        assert observed[Latency.REQUEST, "normal"] == first_token_s
+
+    run(test)
+
+
+@pytest.mark.parametrize("has_tokens", [True, False])
+def test_a_request_whose_client_has_left_is_aborted(run, has_tokens: bool):
+    async def test(world: World) -> None:
+        await world.client.add(request())
+        await world.cluster.i0.get_request()
+        if has_tokens:
+            world.cluster.i0.send_tokens("r1", 0, [10, 11])
+            await world.client.receive()
+        world.router.on_clients_left([RequestId("r1")])
+        await world.client.send(EngineCoreRequestType.ABORT, ["r1"])
+        await world.cluster.i0.get(AbortRequests)
+        assert (await history_of(world, "r1"))["state"] == "aborted"
+        assert (Latency.REQUEST, "normal") not in world.router._latencies.take()
+
+    run(test)
+
+
+def test_a_request_whose_client_leaves_before_it_arrives_here_is_aborted(run):
+    async def test(world: World) -> None:
+        world.router.on_clients_left([RequestId("r1")])
+        await world.client.add(request())
+        await world.client.send(EngineCoreRequestType.ABORT, ["r1"])
+        await world.client.add(request("r2"))
+        while (await world.cluster.i0.get_request()).request_id != "r2":
+            pass
+        assert (await history_of(world, "r1"))["state"] == "aborted"
+        assert (Latency.REQUEST, "normal") not in world.router._latencies.take()
+
+    run(test)
+
+
 def test_an_instance_that_steps_a_request_nobody_waits_for_is_told_to_stop(run):
     async def test(world: World) -> None:
         world.cluster.i1.send_tokens("gone", 4, [10])
@@ -271,11 +330,7 @@ def test_a_preemption_counts_unless_it_is_of_an_attempt_that_was_given_up(run):
         i0.send_tokens(tern, 2, [99], events=preempted)
         i1.send_tokens(f"{tern}+1", 2, [12])
         await world.client.receive()
-        # After what it said before.
-        i0.send(DescribeHistory(i0.mailbox.address, 1, "tern"))
-        reply, _ = await i0.get(AdminReply)
-        (history,) = json.loads(reply.body)
-        kinds = [each["event"] for each in history["events"]]
+        kinds = [each["event"] for each in (await history_of(world, "tern"))["events"]]
         assert (kinds.count("preempted"), kinds.count("resumed")) == (1, 1)
         assert len(world.router._latencies.take()[Latency.PREEMPTION, "normal"]) == 1
 

@@ -38,6 +38,12 @@ def _content(event: dict[str, Any]) -> str:
     return event["choices"][0]["delta"].get("content") or ""
 
 
+async def history_of(served: Served, request_id: str) -> dict[str, Any]:
+    answer = await served.http.get("/admin/explain", params={"request": request_id})
+    (history,) = answer.json()
+    return history
+
+
 def test_a_chat_is_answered_by_the_instance_that_the_scheduler_named(run):
     async def test(served: Served) -> None:
         answering = served.chat(max_tokens=5)
@@ -136,6 +142,7 @@ def test_a_disconnected_client_frees_its_request_where_it_is_by_then(run):
             assert "Hi" in [_content(await anext(events)), _content(await anext(events))]
         message, _ = await served.cluster.i1.get(AbortRequests)
         assert message.request_ids == (request_id,)
+        assert (await history_of(served, request_id))["state"] == "aborted"
 
     run(test)
 
@@ -149,6 +156,7 @@ def test_a_stop_string_ends_the_answer_and_the_request(run):
         assert (choice["message"]["content"], choice["finish_reason"]) == ("Terns fly", "stop")
         message, _ = await served.cluster.i0.get(AbortRequests)
         assert message.request_ids == (request_id,)
+        assert (await history_of(served, request_id))["state"] == "finished"
 
     run(test)
 

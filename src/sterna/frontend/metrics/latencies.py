@@ -90,6 +90,13 @@ class Latencies:
             self._note(Latency.REQUEST, timed.class_name, now_s - timed.begun_s)
             del self._open[request_id]
 
+    def on_stopped(self, request_id: RequestId) -> None:
+        """The request has ended with the outputs that have arrived, since a stop string is in them;
+        no effect if it is not timed."""
+        timed = self._open.pop(request_id, None)
+        if timed is not None and timed.last_s is not None:
+            self._note(Latency.REQUEST, timed.class_name, timed.last_s - timed.begun_s)
+
     def forget(self, request_id: RequestId) -> None:
         """The request has failed, or its client has left; no effect if it is not timed."""
         self._open.pop(request_id, None)

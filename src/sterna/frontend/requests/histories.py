@@ -244,18 +244,28 @@ class Histories:
             self._note(request_id, history, event, now_s)
 
     def on_ended(
-        self, request_id: RequestId, state: str, now_s: float, *, reason: str | None = None
+        self,
+        request_id: RequestId,
+        state: str,
+        now_s: float,
+        *,
+        reason: str | None = None,
+        output_tokens: int | None = None,
     ) -> None:
         """The request has ended.
 
         Args:
             state: "finished", "failed" or "aborted".
             reason: of a failure.
+            output_tokens: its number of tokens, if it has not ended on its instance
+                (`on_last_token`).
         """
         if (history := self._live.pop(request_id, None)) is None:
             return
         self.awaited.discard(request_id)
         history.state = state
+        if output_tokens is not None:
+            history.output_tokens = output_tokens
         event = _enter(history, now_s, state, reason=reason)
         if state == "failed":
             self._note(request_id, history, event, now_s)

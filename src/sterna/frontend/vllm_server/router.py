@@ -159,6 +159,13 @@ class Router:
         engine requests."""
         return self._histories.timing(names, since_s)
 
+    def on_clients_left(self, request_ids: Iterable[RequestId]) -> None:
+        """The clients of these requests have left; vLLM's client aborts the requests after this
+        call. It aborts others too: those in whose outputs it has found a stop string."""
+        for request_id in request_ids:
+            self._latencies.forget(request_id)
+            self._end_history(request_id, "aborted")
+
     @property
     def client_addresses(self) -> dict[str, str]:
         """The addresses at which vLLM's client must bind its sockets."""
@@ -265,8 +272,13 @@ class Router:
         self._unstarted.difference_update(request_ids)
         self._refused_streamed.difference_update(request_ids)
         for request_id in request_ids:
-            self._latencies.forget(request_id)
-            self._end_history(request_id, "aborted")
+            # Where the client has left, this has no effect, since `on_clients_left` came first.
+            # Other requests have ended at a stop string, which vLLM's client finds and the engine
+            # does not. But one without tokens has none: its client left before it arrived here.
+            num_tokens = self._core.num_delivered(request_id) or 0
+            state = "finished" if num_tokens else "aborted"
+            self._latencies.on_stopped(request_id)
+            self._end_history(request_id, state, output_tokens=num_tokens or None)
         self._carry_out(self._core.on_abort(request_ids, _now_s()))
         if self.streams is not None:
             self.streams.on_abort(request_ids)
@@ -332,8 +344,17 @@ class Router:
             if kind == EventType.PREEMPTED:
                 self._latencies.on_preempted(without_attempt(attempt_id), ago_s)
 
-    def _end_history(self, request_id: RequestId, state: str, reason: str | None = None) -> None:
-        self._histories.on_ended(request_id, state, _now_s(), reason=reason)
+    def _end_history(
+        self,
+        request_id: RequestId,
+        state: str,
+        *,
+        reason: str | None = None,
+        output_tokens: int | None = None,
+    ) -> None:
+        self._histories.on_ended(
+            request_id, state, _now_s(), reason=reason, output_tokens=output_tokens
+        )
         headers = self._trace_headers.pop(request_id, None)
         if self.traces is not None and headers is not None:
             history = self._histories.of(request_id)
@@ -439,7 +460,7 @@ class Router:
         self._pooling.discard(request_id)
         self._unstarted.discard(request_id)
         self._latencies.forget(request_id)
-        self._end_history(request_id, "failed", failure.value)
+        self._end_history(request_id, "failed", reason=failure.value)
         return payload
 
     def _break(self, error: BaseException) -> None:

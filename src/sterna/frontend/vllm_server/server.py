@@ -13,7 +13,7 @@ import socket
 import ssl
 import sys
 from argparse import Namespace
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from functools import partial
 from http import HTTPStatus
@@ -170,6 +170,15 @@ class ClusterClient(AsyncLLM):  # type: ignore[misc]
         if reserved(self._queue, num_choices) is not None:
             raise GracefulHTTPError("too many requests wait", HTTPStatus.TOO_MANY_REQUESTS)
         return counted(self._queue, name, outputs, num_choices)
+
+    async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
+        """See AsyncLLM, which does the same here but for the router: it must know these engine
+        requests before their abort reaches it, since those that end at a stop string are aborted
+        too, though not by this method."""
+        names = (request_id,) if isinstance(request_id, str) else tuple(request_id)
+        request_ids = self.output_processor.abort_requests(names, internal)
+        self._router.on_clients_left(request_ids)
+        await self.engine_core.abort_requests_async(request_ids)
 
     async def check_health(self) -> None:
         """See AsyncLLM.
