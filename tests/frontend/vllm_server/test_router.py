@@ -4,13 +4,14 @@ import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import uvloop
 from msgspec import structs
-from prometheus_client import REGISTRY
+from prometheus_client import REGISTRY, CollectorRegistry
 
 pytest.importorskip("vllm")
 
@@ -29,6 +30,7 @@ from vllm.v1.serial_utils import MsgpackEncoder
 from sterna.config import OnInstanceFailure
 from sterna.engine.vllm.payload import decode_request
 from sterna.frontend.metrics.latencies import Latency
+from sterna.frontend.metrics.prometheus import FrontendMetrics
 from sterna.frontend.requests.request_effects import Failure
 from sterna.frontend.vllm_server import router as router_module
 from sterna.frontend.vllm_server.router import Router
@@ -497,6 +499,37 @@ def test_a_refused_streamed_input_is_forgotten_with_its_last_message(run, is_ove
         assert len(world.cluster.scheduler.asked) == 1
 
     run(test, scheduler_timeout_s=30.0)
+
+
+def test_without_a_scheduler_latencies_do_not_pile_up(run, monkeypatch):
+    registry = CollectorRegistry()
+    monkeypatch.setattr(router_module, "FrontendMetrics", partial(FrontendMetrics, registry))
+    monkeypatch.setattr(router_module, "MAX_UNSHOWN_LATENCIES", 100)
+
+    async def test(world: World) -> None:
+        world.cluster.announce(world.cluster.i0, has_scheduler=False)
+        await world.client.add(request())
+        await world.cluster.i0.get_request()
+        for index in range(200):
+            world.cluster.i0.send_tokens("r1", index, [10])
+        num_received = 0
+        while num_received < 200:
+            num_received += len((await world.client.receive()).outputs)
+        supervisor = Actor(world.router.peers.own_address)
+        before = world.router.peers.membership
+        address = supervisor.mailbox.address
+        world.router.on_membership(
+            structs.replace(before, version=before.version + 1, supervisor=address)
+        )
+        try:
+            await supervisor.get(Heartbeat)
+        finally:
+            supervisor.close()
+        name, labels = "sterna_inter_token_latency_seconds_count", {"class": "normal"}
+        assert registry.get_sample_value(name, labels) == 199
+        assert world.router._latencies.num_observed == 0
+
+    run(test)
 
 
 def test_one_front_end_counts_for_all(run: Callable[..., None]) -> None:

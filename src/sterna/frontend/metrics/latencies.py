@@ -48,6 +48,11 @@ class Latencies:
     _open: dict[RequestId, _Timed] = field(default_factory=dict)
     _observed: Observed = field(default_factory=dict)
 
+    @property
+    def num_observed(self) -> int:
+        """The number of latencies since the last `take`."""
+        return sum(map(len, self._observed.values()))
+
     def begin(self, request_id: RequestId, class_name: str, now_s: float) -> None:
         """A request begins."""
         self._open[request_id] = _Timed(class_name, now_s)

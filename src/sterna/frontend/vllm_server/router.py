@@ -86,6 +86,10 @@ MakeExchange = Callable[[SendToFrontend, Callable[[list[bytes]], None]], "Stream
 
 logger = logging.getLogger(__name__)
 
+MAX_UNSHOWN_LATENCIES = 10_000
+"""Latencies that wait until the first ClusterStats make the metrics; if there are more, the metrics
+are made without them."""
+
 
 class Router:
     """Connects one AsyncLLM to the instances.
@@ -181,9 +185,12 @@ class Router:
 
     async def _beat(self) -> None:
         """Send heartbeats forever: they show the supervisor that the tasks of this loop get their
-        turns."""
+        turns. The latencies since the last one go to the metrics first."""
         heartbeat = Heartbeat(frontend_name(self._frontend_id), 0, False)
         while True:
+            # Not with the ClusterStats, which do not come without a scheduler.
+            if self._metrics or self._latencies.num_observed > MAX_UNSHOWN_LATENCIES:
+                self._made_metrics().observe(self._latencies.take())
             self.peers.send_to_supervisor(heartbeat)
             await asyncio.sleep(HEARTBEAT_INTERVAL_S)
 
@@ -361,21 +368,24 @@ class Router:
             if history is not None:
                 self.traces.add(history, headers)
 
-    def _show(self, stats: ClusterStats) -> None:
+    def _made_metrics(self) -> FrontendMetrics:
         if self._metrics is None:
             # A process can register its metrics only once, and may have had another router.
             names = [each.name for each in self._classes.classes]
             self._metrics = FrontendMetrics(class_names=names)
-        self._metrics.show(stats)
-        self._metrics.count(self._num_unshown)
+        return self._metrics
+
+    def _show(self, stats: ClusterStats) -> None:
+        metrics = self._made_metrics()
+        metrics.show(stats)
+        metrics.count(self._num_unshown)
         self._num_unshown.clear()
-        self._metrics.observe(self._latencies.take())
-        self._metrics.count_sent_again(self._num_sent_again)
+        metrics.count_sent_again(self._num_sent_again)
         self._num_sent_again = 0
         counted = self._prefix_counts.take(stats.instances)
         if self.peers.first_frontend == self._frontend_id:
-            self._metrics.count_migrations(stats.migrations)
-            self._metrics.count_scaling(stats.num_scaled_up, stats.num_scaled_down)
+            metrics.count_migrations(stats.migrations)
+            metrics.count_scaling(stats.num_scaled_up, stats.num_scaled_down)
         else:
             counted = 0, 0
         self._sockets.push(encode_cluster_stats(stats, *counted))
