@@ -107,6 +107,8 @@ class Questions(Generic[Answer]):
         self._timeout_s = timeout_s
         # By question: the instance that was asked, or None; the name for errors; the answer.
         self._waiting: dict[int, tuple[InstanceId | None, str, asyncio.Future[Answer]]] = {}
+        # None until `on_instances` says it.
+        self._live: frozenset[InstanceId] | None = None
         self._next_id = 1
 
     async def ask(
@@ -125,10 +127,13 @@ class Questions(Generic[Answer]):
         Raises:
             UnansweredError: the actor died, or did not answer in time.
         """
+        name = name if instance_id is None else f"instance {instance_id}"
+        if instance_id is not None and self._live is not None and instance_id not in self._live:
+            # It may have gone since the caller chose it. Nothing would be sent to it.
+            raise UnansweredError(_death(name))
         question_id = self._next_id
         self._next_id += 1
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        name = name if instance_id is None else f"instance {instance_id}"
         self._waiting[question_id] = (instance_id, name, future)
         try:
             send(question_id)
@@ -148,9 +153,10 @@ class Questions(Generic[Answer]):
             future.set_result(answer)
 
     def on_instances(self, live: Sequence[InstanceId]) -> None:
-        """Give up the questions to instances that are not among these."""
+        """Give up the questions to instances that are not among these, those of the future too."""
+        self._live = frozenset(live)
         for instance_id, name, future in self._waiting.values():
-            if instance_id is not None and instance_id not in live:
+            if instance_id is not None and instance_id not in self._live:
                 _give_up(name, future)
 
     def on_gone(self, gone: str) -> None:
@@ -162,4 +168,8 @@ class Questions(Generic[Answer]):
 
 def _give_up(name: str, future: asyncio.Future[Answer]) -> None:
     if not future.done():
-        future.set_exception(UnansweredError(f"{name} died; try again"))
+        future.set_exception(UnansweredError(_death(name)))
+
+
+def _death(name: str) -> str:
+    return f"{name} died; try again"

@@ -27,7 +27,8 @@ from sterna.messages.actors import (
     WireMessage,
 )
 from sterna.messaging.mailbox import Mailbox
-from sterna.types import FrontendId
+from sterna.migration.messages import Mode
+from sterna.types import FrontendId, InstanceId
 
 HANG_S = 60.0
 HERE = {"tern": [{"id": "cmpl-tern-0-9f86d081"}]}
@@ -297,3 +298,40 @@ def test_the_requests_of_actors_that_do_not_answer_in_time_are_left_out(
                 each.close()
 
     assert asyncio.run(answered()) == expected
+
+
+def test_an_instance_that_has_gone_since_it_was_listed_is_not_waited_for() -> None:
+    async def migrate() -> None:
+        ours, source, other = (Mailbox("127.0.0.1") for _ in range(3))
+        members = InstanceMember("i0", source.address), InstanceMember("i1", other.address)
+        peers = Peers(ours)
+        operators = operators_of(peers)
+
+        def on_members(version: int, *live: InstanceMember) -> None:
+            membership = Membership(version, live, (), None)
+            peers.on_membership(membership)
+            operators.on_membership(membership)
+
+        async def answer_list(instance: Mailbox, body: bytes) -> None:
+            question, _ = await instance.receive()
+            assert isinstance(question, ListRequests)
+            instance.send(question.reply_to, AdminReply(question.query_id, body))
+            reply, _ = await ours.receive()
+            assert isinstance(reply, AdminReply)
+            operators.on_reply(reply)
+
+        on_members(1, *members)
+        moving = asyncio.create_task(operators.migrate("tern", InstanceId("i1"), Mode.LIVE))
+        try:
+            await answer_list(source, b'[{"id": "cmpl-tern-0-9f86d081", "priority": 0}]')
+            on_members(2, members[1])
+            await answer_list(other, b"[]")
+            async with asyncio.timeout(5.0):
+                await moving
+        finally:
+            moving.cancel()
+            for mailbox in (ours, source, other):
+                mailbox.close()
+
+    with pytest.raises(UnansweredError, match="instance i0 died"):
+        asyncio.run(migrate())
