@@ -1,5 +1,7 @@
 """vLLM's structs survive the way through one payload blob."""
 
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -188,9 +190,44 @@ def test_a_payload_of_several_frames_is_not_merged_but_keeps_its_place():
 
     merged = payload.merge_outputs(payloads)
 
-    ids = [o.request_id for each in merged for o in payload.decode_outputs(each).outputs]
-    assert ids == ["one", "two", "three"]
-    assert merged[1] == payloads[1]
+    decoded = [payload.decode_outputs(each).outputs for each in merged]
+    assert [[output.request_id for output in each] for each in decoded] == [
+        ["one"],
+        ["two"],
+        ["three"],
+    ]
+    np.testing.assert_array_equal(decoded[1][0].routed_experts, large)
+
+
+@pytest.mark.parametrize("num_positions", [0, 64], ids=["one_frame", "several_frames"])
+def test_the_events_of_an_output_keep_their_distance_to_it_on_another_machines_clock(
+    num_positions: int,
+):
+    """vLLM's client subtracts times of events from those of outputs."""
+    kinds = (EngineCoreEventType.QUEUED, EngineCoreEventType.SCHEDULED)
+    events = [
+        EngineCoreEvent.new_event(kind, at_s)
+        for kind, at_s in zip(kinds, (1e6 + 1.0, 1e6 + 1.5), strict=True)
+    ]
+    experts = np.zeros((num_positions, 1024), dtype=np.float32) if num_positions else None
+    first = EngineCoreOutput("r1", [1], events=events, routed_experts=experts)
+    later = EngineCoreOutput("r2", [2])
+    blobs = [
+        payload.encode_outputs(EngineCoreOutputs(outputs=[output], timestamp=at_s))
+        for output, at_s in ((first, 1e6 + 3.5), (later, 2e6))
+    ]
+
+    before_s = time.monotonic()
+    merged = [payload.decode_outputs(each) for each in payload.merge_outputs(blobs)]
+    after_s = time.monotonic()
+
+    for each in merged:
+        assert before_s <= each.timestamp <= after_s
+    shifted = merged[0].outputs[0].events
+    assert [event.type for event in shifted] == list(kinds)
+    ago_s = [merged[0].timestamp - event.timestamp for event in shifted]
+    assert ago_s == pytest.approx([2.5, 2.0])
+    assert [output.events for each in merged for output in each.outputs][1:] == [None]
 
 
 def test_outputs_of_different_weights_are_not_merged():

@@ -35,7 +35,14 @@ from vllm.v1.engine import (
 from vllm.v1.metrics.stats import PrefixCacheStats, SchedulerStats
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder, UtilityResult
 
-from sterna.engine.payload_parts import MANY_FRAMES, Buffer, pack_frames, unpack_frames
+from sterna.engine.payload_parts import (
+    MANY_FRAMES,
+    Buffer,
+    may_have_events,
+    pack_frames,
+    unpack_frames,
+    with_later_events,
+)
 from sterna.messages.actors import ClusterStats, TokenSpan
 
 # vLLM's coders are not safe to share between threads, and building one costs ten times as much
@@ -75,18 +82,26 @@ def merge_outputs(payloads: Sequence[bytes]) -> list[bytes]:
     """Return the smallest number of payloads with the same outputs in the same order.
 
     To vLLM's client a message costs more than an output, so the outputs of one step for it are put
-    into one message. Outputs are not decoded; payloads of several frames stay alone, since they
-    refer to frames by position. A merged message has this process's time, since instances on other
-    machines have other clocks.
+    into one message. Payloads of several frames stay alone, since they refer to frames by position.
+    Only outputs with events are decoded.
+
+    All outputs get this process's time, and their events are moved by as much: instances on other
+    machines have other clocks, and vLLM's client subtracts times of events from those of outputs.
     """
     merged: list[bytes] = []
-    batch = _Batch()
+    now_s = time.monotonic()
+    batch = _Batch(now_s)
     for payload in payloads:
         if payload[0] == MANY_FRAMES:
             batch.close_into(merged)
-            merged.append(payload)
+            first, *others = unpack_frames(payload)
+            envelope = msgspec.msgpack.decode(first, type=_Envelope)
+            _change_clock(envelope, now_s)
+            merged.append(pack_frames([msgspec.msgpack.encode(envelope), *others]))
             continue
         envelope = msgspec.msgpack.decode(payload, type=_Envelope)
+        if may_have_events(payload):
+            _change_clock(envelope, now_s)
         if envelope.weight_version != batch.weight_version:
             batch.close_into(merged)
             batch.weight_version = envelope.weight_version
@@ -112,10 +127,18 @@ class _Envelope(msgspec.Struct, array_like=True):
     weight_version: str | None = None
 
 
-class _Batch:
-    """Outputs of one message, and the version of the weights that produced them."""
+def _change_clock(envelope: _Envelope, now_s: float) -> None:
+    """Change all times as if the outputs had been made at this time."""
+    by_s = now_s - envelope.timestamp
+    envelope.outputs = [with_later_events(each, by_s) for each in envelope.outputs]
+    envelope.timestamp = now_s
 
-    def __init__(self) -> None:
+
+class _Batch:
+    """Outputs of one message, with its time, and the version of the weights that produced them."""
+
+    def __init__(self, now_s: float) -> None:
+        self._now_s = now_s
         self.outputs: list[msgspec.Raw] = []
         self.weight_version: str | None = None
 
@@ -126,7 +149,7 @@ class _Batch:
                     _Envelope(
                         engine_index=msgspec.Raw(b"\x00"),
                         outputs=self.outputs,
-                        timestamp=time.monotonic(),
+                        timestamp=self._now_s,
                         weight_version=self.weight_version,
                     )
                 )
