@@ -1,12 +1,14 @@
 """The benchmark of the simulator's speed: what it measures, and where that goes."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bench.simulation import simulator
 from bench.simulation.simulator import Case
+from sterna.workload.catalog import build_trace
 
 
 @pytest.fixture
@@ -51,3 +53,29 @@ def test_cases_that_are_not_there_are_named(capsys: pytest.CaptureFixture[str]) 
     with pytest.raises(SystemExit):
         simulator.main(["--cases", "X-X"])
     assert "no case has X-X in its name" in capsys.readouterr().err
+
+
+def test_a_class_is_compared_with_the_rules_on_the_same_run() -> None:
+    rows = [
+        {
+            "trace": "M-M",
+            "rate": 7.5,
+            "num_instances": 16,
+            "rules": rules,
+            "run_s": {"median": run_s},
+        }
+        for rules, run_s in (("paper", 9.0), ("own", 2.0), ("class", 7.0))
+    ]
+    assert simulator.own_rules_ratio(rows) == 3.5
+    assert simulator.own_rules_ratio(rows[:2]) is None
+
+
+def test_the_class_that_is_measured_decides_as_the_rules_do() -> None:
+    """So that both runs have as much to simulate."""
+    case = Case("M-M", 2.0, rules="class", num_instances=4, num_requests=300)
+    runs = [
+        simulator.simulate(build_trace(each.workload(300)), each.config())
+        for each in (case, replace(case, rules="own"))
+    ]
+    means = [(records.first_token_s - records.arrival_s).mean() for records, _ in runs]
+    assert means[0] == pytest.approx(means[1], rel=0.2)
