@@ -48,11 +48,15 @@ def cores(
 def asked_on(cores: list[Any], number: int, asked: Asked) -> tuple[list[int], int]:
     """What a request says on this core, and how many of its blocks were loaded."""
     core = cores[number]
-    worker = core.kv_connector_of_worker.connector_worker.worker
-    num_before = worker.num_loaded
+    num_before = num_loaded_by(core)
     request = add(core, f"asked{number}", asked)
     run_until(core, request, NUM_OUTPUTS)
-    return list(request.output_token_ids), worker.num_loaded - num_before
+    return list(request.output_token_ids), num_loaded_by(core) - num_before
+
+
+def num_loaded_by(core: Any) -> int:
+    """The number of blocks that the core's worker has loaded from its pool."""
+    return int(core.kv_connector_of_worker.connector_worker.worker.num_loaded)
 
 
 def forget_saved(cores: list[Any]) -> None:
@@ -147,3 +151,23 @@ def test_a_request_goes_on_elsewhere_where_its_engine_died(cores: KindCore) -> N
     cores.run(forget_saved)
     expected = cores.run(unmoved, ASKED).token_ids
     assert cores.run(recovered, ASKED, expected[:50]) == expected[50:]
+
+
+def recovered_and_loaded(
+    cores: list[Any], asked: Asked, token_ids: list[int]
+) -> tuple[list[int], int]:
+    """The rest of a request on the second core, and how many of its blocks were loaded."""
+    num_before = num_loaded_by(cores[1])
+    said = recovered(cores, asked, token_ids)
+    return said, num_loaded_by(cores[1]) - num_before
+
+
+def test_a_request_goes_on_with_blocks_that_its_next_engine_has_saved(cores: KindCore) -> None:
+    """vLLM loads them between two steps, and then decides how its worker hears of the request."""
+    cores.run(forget_saved)
+    expected, _ = cores.run(asked_on, 1, ASKED)
+    # Else the worker's row of the batch would still have the outputs.
+    cores.run(asked_on, 1, Asked(2 * PROMPT_TOKENS))
+    said, num_loaded = cores.run(recovered_and_loaded, ASKED, expected[:50])
+    assert num_loaded >= PROMPT_TOKENS // BLOCK_SIZE
+    assert said == expected[50:]

@@ -520,6 +520,14 @@ class MigratingScheduler(Scheduler):
 
     # ---------------------------------------------------------------------------- internals
 
+    def _handle_blocked_waiting_request(self, request: Request) -> bool:
+        is_ready = bool(super()._handle_blocked_waiting_request(request))
+        if is_ready and request.num_output_tokens:
+            # vLLM announces a request as a new one if a connector has loaded its blocks and it was
+            # never preempted. A worker would drop the outputs that it has of another engine.
+            request.status = RequestStatus.PREEMPTED
+        return is_ready
+
     def _preempt_request(self, *args: Any, **kwargs: Any) -> None:
         self.num_preemptions += 1
         super()._preempt_request(*args, **kwargs)
