@@ -112,6 +112,39 @@ def moved(cores: list[Any], asked: Asked, way: Way, num_neighbours: int = 0) -> 
         return Said(list(request.output_token_ids), num_steps)
 
 
+def moved_from_queue(cores: list[Any], asked: Asked) -> list[int]:
+    """A request whose blocks are taken from it before its prompt is computed, and that moves to the
+    second core while it queues for others."""
+    from sterna.engine.drains import Left
+    from sterna.engine.vllm.request_state import RequestState, restore_history
+    from sterna.migration.messages import Drain, Mode, Reason
+    from sterna.types import MigrationId, RequestId
+
+    here, there = cores
+    _spoil(there)
+    migration, name = MigrationId("m"), RequestId(f"queues{next(_numbers)}")
+    request = add(here, name, asked)
+    step(here)
+    assert request.num_output_tokens == 0
+    _preempt(here, request)
+    assert here.scheduler.immovable(request) is None
+    reserved = there.scheduler.reserve(
+        migration, there.scheduler.groups.stage_columns(0, 0, 0, is_last=True), needs_slot=True
+    )
+    assert not isinstance(reserved, Reason)
+    drain = Drain(migration, name, Mode.LIVE, request.num_preemptions, 0, 0)
+    assert isinstance(here.scheduler.begin_drain(drain), Left)
+    arriving, _ = there.preprocess_add_request(_wire(there, name, asked))
+    restore_history(there, arriving, RequestState([], 0, request.num_preemptions))
+    there.scheduler.adopt_queuing(migration, arriving)
+    here.scheduler.release(name)
+    _finish(here)
+    run_until(there, arriving, NUM_OUTPUTS)
+    assert _is_empty(here)
+    assert _is_empty(there)
+    return list(arriving.output_token_ids)
+
+
 def recovered(cores: list[Any], asked: Asked, token_ids: list[int]) -> list[int]:
     """The rest of a request that is sent to the second core behind the outputs of one that died."""
     from sterna.engine.vllm.engine import VllmEngine

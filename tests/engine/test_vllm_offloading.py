@@ -5,7 +5,7 @@ A save is made some steps after it was ordered (`bench.kinds.host_offloading`). 
 again where they were, so that their prompts are loaded from what was saved.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from tests.engine.kind_moves import (
     Way,
     add,
     moved,
+    moved_from_queue,
     recovered,
     run_until,
     step,
@@ -153,12 +154,12 @@ def test_a_request_goes_on_elsewhere_where_its_engine_died(cores: KindCore) -> N
     assert cores.run(recovered, ASKED, expected[:50]) == expected[50:]
 
 
-def recovered_and_loaded(
-    cores: list[Any], asked: Asked, token_ids: list[int]
+def with_num_loaded(
+    cores: list[Any], play: Callable[..., list[int]], *args: Any
 ) -> tuple[list[int], int]:
-    """The rest of a request on the second core, and how many of its blocks were loaded."""
+    """What a request says in the end on the second core, and how many blocks were loaded there."""
     num_before = num_loaded_by(cores[1])
-    said = recovered(cores, asked, token_ids)
+    said = play(cores, *args)
     return said, num_loaded_by(cores[1]) - num_before
 
 
@@ -168,6 +169,18 @@ def test_a_request_goes_on_with_blocks_that_its_next_engine_has_saved(cores: Kin
     expected, _ = cores.run(asked_on, 1, ASKED)
     # Else the worker's row of the batch would still have the outputs.
     cores.run(asked_on, 1, Asked(2 * PROMPT_TOKENS))
-    said, num_loaded = cores.run(recovered_and_loaded, ASKED, expected[:50])
+    said, num_loaded = cores.run(with_num_loaded, recovered, ASKED, expected[:50])
     assert num_loaded >= PROMPT_TOKENS // BLOCK_SIZE
     assert said == expected[50:]
+
+
+def test_a_request_that_was_preempted_in_its_prefill_begins_with_saved_blocks(
+    cores: KindCore,
+) -> None:
+    """To the worker it is a new request, although it was preempted where it came from."""
+    cores.run(forget_saved)
+    asked = Asked(2 * PROMPT_TOKENS)
+    expected, _ = cores.run(asked_on, 1, asked)
+    said, num_loaded = cores.run(with_num_loaded, moved_from_queue, asked)
+    assert num_loaded >= 2 * PROMPT_TOKENS // BLOCK_SIZE
+    assert said == expected

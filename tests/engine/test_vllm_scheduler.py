@@ -244,13 +244,13 @@ def test_a_request_that_will_queue_is_reserved_neither_slot_nor_memory(vllm_core
     finish(core)
 
 
-def adopt(core: Any, request: Any, output_token_ids: list[int]) -> None:
+def adopt(core: Any, request: Any, output_token_ids: list[int], num_preemptions: int = 0) -> None:
     """Take in a queuing request, which travels as its front end sent it."""
     from sterna.engine.vllm.payload import decode_request, encode_request
     from sterna.engine.vllm.request_state import RequestState, restore_history
 
     adopted, _ = core.preprocess_add_request(decode_request(encode_request(request)))
-    restore_history(core, adopted, RequestState(output_token_ids, 0, 0))
+    restore_history(core, adopted, RequestState(output_token_ids, 0, num_preemptions))
     core.scheduler.adopt_queuing(MigrationId(f"m-{request.request_id}"), adopted)
 
 
@@ -273,6 +273,21 @@ def test_a_request_that_moves_while_it_queues_keeps_its_place_by_arrival(vllm_co
     # The worker of this test was not told of its outputs.
     core.abort_requests(["third"])
     finish(core)
+
+
+@pytest.mark.parametrize(("output_token_ids", "expected"), [([], (0, 96)), ([100], (2, None))])
+def test_preemptions_before_the_first_token_do_not_count_where_a_request_comes(
+    vllm_core: Any, output_token_ids: list[int], expected: tuple[int, int | None]
+) -> None:
+    """vLLM counts the prompt of a request that was never preempted, and the client of this one has
+    got no count yet. With outputs it has."""
+    core = with_scheduler(vllm_core)
+    adopt(core, wire_request("a", 96), output_token_ids, num_preemptions=2)
+    core.scheduler.schedule()
+    (request,) = core.scheduler.running
+    stats = request.prefill_stats
+    counted = None if stats is None else stats.num_prompt_tokens
+    assert (request.num_preemptions, counted) == expected
 
 
 def test_a_kv_connector_is_told_of_a_request_that_comes_with_a_history(vllm_core: Any) -> None:

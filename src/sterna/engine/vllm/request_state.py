@@ -103,8 +103,11 @@ def restore_history(core: Any, request: Request, state: RequestState) -> None:
                 raise ValueError("the grammar refuses the request's own outputs")
     else:
         request.append_output_token_ids(state.output_token_ids)
-    request.num_preemptions = state.num_preemptions
     if state.output_token_ids:
+        # Without outputs the request is a new one here, and vLLM takes a preempted one for known:
+        # it would not count its prompt, and not tell the worker of it once a connector has loaded
+        # its blocks.
+        request.num_preemptions = state.num_preemptions
         # Statistics of the prefill were delivered with the first token.
         request.prefill_stats = None
         request.events = []
