@@ -67,8 +67,8 @@ class Steps:
         )
         self._steps: list[Any] = []
 
-    def add(self, name: str) -> Any:
-        request, _ = self._core.preprocess_add_request(wire_request(name, {}))
+    def add(self, name: str, **case: Any) -> Any:
+        request, _ = self._core.preprocess_add_request(wire_request(name, case))
         self.scheduler.add_request(request)
         return request
 
@@ -140,6 +140,27 @@ def test_asynchronous_scheduling_has_no_drafts_to_keep(vllm_core: Any) -> None:
     assert request.spec_token_ids == []
     scheduler.resume(A)
     assert scheduler.schedule().num_scheduled_tokens == {"a": 1}
+
+
+@pytest.mark.parametrize("case", [{"stop_token_ids": [99]}, {"max_tokens": 3}])
+def test_a_drain_ends_where_the_request_ends_among_its_drafts(
+    vllm_core: Any, case: dict[str, Any]
+) -> None:
+    """The drafts behind the last token were right, but are no outputs."""
+    steps = Steps(vllm_core, speculative(vllm_core), is_async=True)
+    scheduler = steps.scheduler
+    request = steps.add("a", **case)
+    steps.begin()
+    steps.begin()
+    steps.end([7])
+    assert isinstance(scheduler.begin_drain(DRAIN), Left)
+    assert not scheduler.is_drained(A)
+    steps.end([8, 99, 10, 11])
+    assert list(request.output_token_ids) == [7, 8, 99]
+    assert scheduler.is_drained(A)
+    assert scheduler.drained_request(A) is None
+    # The slot is free again.
+    assert scheduler._num_held_slots() == 0
 
 
 @pytest.mark.parametrize(

@@ -537,6 +537,24 @@ def test_a_request_that_ends_in_the_step_in_flight_is_not_drained(vllm_core: Any
     assert not scheduler.requests
 
 
+def test_a_request_that_is_aborted_while_it_is_drained_is_not_drained(vllm_core: Any) -> None:
+    """vLLM takes the tokens of the step in flight off no count: the request is gone by then."""
+    from vllm.v1.request import RequestStatus
+
+    flight = InFlight(vllm_core)
+    scheduler = flight.scheduler
+    flight.add("a")
+    flight.begin()
+    flight.begin()
+    flight.end(7)
+    assert isinstance(scheduler.begin_drain(DRAIN), Left)
+    scheduler.finish_requests("a", RequestStatus.FINISHED_ABORTED)
+    flight.end(8)
+    assert scheduler.is_drained("a")
+    assert scheduler.drained_request("a") is None
+    assert not scheduler.requests
+
+
 def test_no_blocks_are_reserved_that_a_rank_may_still_write_to(vllm_core: Any) -> None:
     """A request that has ended is part of one step more, which a rank may not have launched yet
     when the blocks for a migration are named to it."""

@@ -336,9 +336,13 @@ class MigratingScheduler(Scheduler):
         return outcome
 
     def is_drained(self, request_id: RequestId) -> bool:
-        """Whether no step in flight computes the drained request."""
+        """Whether no step in flight computes the drained request, or it has finished."""
         request = self._drained[request_id]
-        return request.num_in_flight_tokens == 0 and request.num_output_placeholders == 0
+        # vLLM counts no more of a request that has finished: the placeholders of drafts behind its
+        # last token stay, and so do the tokens of the steps in flight when it is aborted.
+        return request.is_finished() or (
+            request.num_in_flight_tokens == 0 and request.num_output_placeholders == 0
+        )
 
     def drained_request(self, request_id: RequestId) -> Request | None:
         """Return the drained request, or None if it finished in its last step in flight."""
