@@ -367,6 +367,16 @@ def test_a_state_that_is_in_its_page_only_in_part_does_not_move(vllm_core: Any) 
     assert features == ("ReplaySSM",)
 
 
+def test_requests_whose_answers_name_the_experts_do_not_move(vllm_core: Any) -> None:
+    """The worker of the destination lacks the experts of the tokens so far."""
+    from sterna.engine.vllm.support import immovable_engine_features
+
+    config = copy.deepcopy(vllm_core.vllm_config)
+    config.aux_output_config.enable_return_routed_experts = True
+    features = immovable_engine_features(config, vllm_core.scheduler.kv_cache_config)
+    assert features == ("routed experts in answers",)
+
+
 def test_a_model_without_a_cache_and_groups_of_an_unknown_kind_do_not_move(vllm_core: Any) -> None:
     from vllm.v1.kv_cache_interface import RSWASpec
 

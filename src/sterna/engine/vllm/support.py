@@ -28,6 +28,9 @@ def immovable_engine_features(vllm_config: Any, kv_cache_config: Any) -> tuple[s
         and vllm_config.speculative_config is not None,
         # The state of a request is in its page only in part; the rest is in its row of the batch.
         "ReplaySSM": getattr(vllm_config.cache_config, "use_replayssm", False),
+        # The worker notes the experts of each block from its first token, and an adopted request
+        # begins in the middle of one: an assertion of vLLM would end the engine.
+        "routed experts in answers": vllm_config.aux_output_config.enable_return_routed_experts,
         "a model without a KV cache": not kv_cache_config.kv_cache_groups,
         "a pooling model": vllm_config.model_config.runner_type == "pooling",
         "an encoder-decoder model": vllm_config.model_config.is_encoder_decoder,
