@@ -83,6 +83,37 @@ def test_a_step_that_raises_is_reported_and_is_the_last_that_the_engine_does() -
     assert not late.done()
 
 
+def test_a_command_that_raises_ends_the_engine_only_if_nothing_waits_for_it() -> None:
+    """A caller that waits gets the error and knows what to do."""
+    error = RuntimeError("the command raises")
+    failures: list[BaseException] = []
+    calls: list[str] = []
+    core = SimpleNamespace(
+        scheduler=SimpleNamespace(has_requests=lambda: False),
+        batch_queue=None,
+        shutdown=lambda: calls.append("shutdown"),
+    )
+    thread = StepThread(
+        lambda: core,
+        on_step=lambda *_: None,
+        on_idle_command=lambda _: None,
+        on_failure=failures.append,
+    )
+
+    def fail(_: object) -> None:
+        raise error
+
+    thread.start().result(WAIT_S)
+    assert thread.call(fail).exception(WAIT_S) is error
+    thread.post(lambda _: calls.append("command"))
+    thread.post(fail)
+    late = thread.call(lambda _: calls.append("late"))
+    thread.close(WAIT_S)
+    assert failures == [error]
+    assert calls == ["command", "shutdown"]
+    assert not late.done()
+
+
 # ------------------------------------------------------------------------------------ pace
 
 STEP_TIME = StepTime(

@@ -5,10 +5,12 @@ import copy
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 
 from sterna.config import TransportConfig
@@ -21,6 +23,7 @@ from sterna.migration.messages import (
     AdoptFailed,
     BlocksReserved,
     Drain,
+    KeepPrefix,
     Mode,
     Reason,
     ReserveBlocks,
@@ -66,6 +69,9 @@ class DirectThread:
             future.set_exception(error)
         return future
 
+    def post(self, command: Callable[[Any], None], *, may_last: bool = False) -> None:
+        self.call(command, may_last=may_last).result()
+
 
 class FastThread(DirectThread):
     """One that steps until all requests have ended before anybody hears of a command's end."""
@@ -91,6 +97,7 @@ class Listener:
         self.failures: list[str] = []
         self.outputs: list[tuple[FrontendId, TokenSpan, bytes]] = []
         self.news: list[str] = []
+        self.utility_results: list[tuple[FrontendId, int, bytes]] = []
 
     def on_outputs(
         self, frontend_id: FrontendId, spans: tuple[TokenSpan, ...], payloads: list[bytes]
@@ -112,6 +119,9 @@ class Listener:
 
     def on_sent(self, num_bytes: int) -> None:
         raise AssertionError(f"{num_bytes} bytes sent")
+
+    def on_utility_result(self, frontend_id: FrontendId, call_id: int, payload: bytes) -> None:
+        self.utility_results.append((frontend_id, call_id, payload))
 
     def on_failure(self, error: BaseException) -> None:
         self.failures.append(str(error))
@@ -342,6 +352,88 @@ def test_an_engine_one_of_whose_ranks_has_died_says_so(vllm_core: Any) -> None:
         return listener.failures
 
     assert run_with_engine(core, play) == ["a rank of the engine has died"]
+
+
+PREFIX = KeepPrefix(MIGRATION, REQUEST, b"", 0)
+CALL = msgspec.msgpack.encode((4, 7, "ask", ()))
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("abort", ([REQUEST],)),
+        ("resume", (REQUEST,)),
+        ("release", (REQUEST,)),
+        ("keep_prefix", (PREFIX,)),
+        ("set_terminating", (True,)),
+        ("call_utility", (FrontendId(4), 7, "ask", CALL)),
+    ],
+)
+def test_an_engine_that_cannot_do_what_nothing_waits_for_has_failed(
+    name: str, arguments: tuple[Any, ...]
+) -> None:
+    """Else a migration or a client might wait for ever."""
+    from sterna.engine.vllm.step_thread import StepThread
+
+    scheduler = SimpleNamespace(has_requests=lambda: False)
+    # It has nothing of what commands need.
+    core = SimpleNamespace(scheduler=scheduler, batch_queue=None, shutdown=lambda: None)
+    failures: list[BaseException] = []
+
+    async def play(engine: Any, _: Listener) -> None:
+        engine._thread = thread = StepThread(
+            lambda: core,
+            on_step=lambda *_: None,
+            on_idle_command=lambda _: None,
+            on_failure=failures.append,
+        )
+        await asyncio.wrap_future(thread.start())
+        getattr(engine, name)(*arguments)
+        await asyncio.to_thread(thread.close, 60.0)
+
+    run_with_engine(core, play)
+    (failure,) = failures
+    assert isinstance(failure, AttributeError)
+
+
+@pytest.mark.parametrize(
+    ("result", "failure"),
+    [
+        ([1, "two"], None),
+        (object(), "the result cannot be sent: Object of type"),
+        (1 << 70, "the result cannot be sent: can't serialize ints"),
+        (ValueError("not now"), "Call to ask method failed: not now"),
+    ],
+    ids=["list", "object", "large number", "error"],
+)
+def test_a_utility_call_is_answered_whatever_its_result(result: Any, failure: str | None) -> None:
+    from sterna.engine.vllm.hosted_core import HostedCore
+    from sterna.engine.vllm.payload import decode_outputs
+
+    def ask() -> Any:
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    core: Any = SimpleNamespace(ask=ask)
+    core.call_utility = partial(HostedCore.call_utility, core)
+
+    async def play(engine: Any, listener: Listener) -> bytes:
+        engine.call_utility(FrontendId(4), 7, "ask", CALL)
+        await asyncio.sleep(0)
+        ((frontend_id, call_id, payload),) = listener.utility_results
+        assert (frontend_id, call_id) == (FrontendId(4), 7)
+        return payload
+
+    output = decode_outputs(run_with_engine(core, play)).utility_output
+    assert output is not None
+    assert output.call_id == 7
+    if failure is None:
+        assert output.result is not None
+        assert (output.result.result, output.failure_message) == (result, None)
+    else:
+        assert output.failure_message is not None
+        assert output.failure_message.startswith(failure)
 
 
 @pytest.mark.parametrize(

@@ -36,9 +36,9 @@ from sterna.engine.vllm.payload import (
     decode_request,
     decode_utility_call,
     encode_failure,
-    encode_outputs,
     encode_request,
     encode_span,
+    encode_utility_result,
 )
 from sterna.engine.vllm.request_state import (
     MovingRequest,
@@ -209,7 +209,7 @@ class VllmEngine:
     def set_terminating(self, is_terminating: bool) -> None:
         """Set `is_terminating` of further views."""
         self._views.is_terminating = is_terminating
-        self._thread.call(self._views.publish)
+        self._thread.post(self._views.publish)
 
     def activity(self) -> EngineActivity:
         return self._thread.activity
@@ -300,7 +300,7 @@ class VllmEngine:
         for request_id in request_ids:
             if (adding := self._adding.pop(request_id, None)) is not None:
                 adding.cancel()
-        self._thread.call(lambda core: self._abort(core, request_ids))
+        self._thread.post(lambda core: self._abort(core, request_ids))
 
     def _abort(self, core: HostedCore, request_ids: Sequence[str]) -> None:
         core.abort_requests(list(request_ids))
@@ -317,17 +317,17 @@ class VllmEngine:
         call = decode_utility_call(payload)
 
         def answer(output: Any) -> None:
-            output.call_id = call_id
-            encoded = encode_outputs(EngineCoreOutputs(utility_output=output))
+            result = None if output.result is None else output.result.result
+            encoded = encode_utility_result(call_id, result, output.failure_message)
             self._to_loop(self._listener.on_utility_result, frontend_id, call_id, encoded)
 
         # The method may take long: it may load weights, for example.
-        self._thread.call(lambda core: core.call_utility(method, call.args, answer), may_last=True)
+        self._thread.post(lambda core: core.call_utility(method, call.args, answer), may_last=True)
 
     # ------------------------------------------------------------------------------- source
 
     def keep_prefix(self, effect: KeepPrefix) -> None:
-        self._thread.call(lambda core: core.scheduler.keep_prefix(effect))
+        self._thread.post(lambda core: core.scheduler.keep_prefix(effect))
 
     async def inspect(self, migration_id: MigrationId, request_id: RequestId) -> Inspected:
         def inspect(core: HostedCore) -> tuple[Inspected, _Leaving | None]:
@@ -405,7 +405,7 @@ class VllmEngine:
     def resume(self, request_id: RequestId) -> None:
         if whose_prefix(request_id) is not None:
             return
-        self._thread.call(lambda core: core.scheduler.resume(request_id))
+        self._thread.post(lambda core: core.scheduler.resume(request_id))
 
     def release(self, request_id: RequestId) -> None:
         def release(core: HostedCore) -> None:
@@ -415,7 +415,7 @@ class VllmEngine:
             core.scheduler.release(request_id)
             self._forget(request_id)
 
-        self._thread.call(release)
+        self._thread.post(release)
 
     def copy(self, effect: CopyBlocks) -> None:
         assert self._core is not None

@@ -268,7 +268,8 @@ def encode_utility_result(call_id: int, result: object = None, failure: str | No
         succeeded = UtilityOutput(call_id, result=UtilityResult(result))
         try:
             return _encode(EngineCoreOutputs(utility_output=succeeded))
-        except TypeError as error:
+        except Exception as error:
+            # The result is any object, and may be encoded by code of its own.
             failure = f"the result cannot be sent: {error}"
     failed = UtilityOutput(call_id, failure_message=failure)
     return _encode(EngineCoreOutputs(utility_output=failed))

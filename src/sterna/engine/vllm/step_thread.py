@@ -29,7 +29,8 @@ class StepThread:
     Attributes:
         on_step: called on this thread after each step with the step's outputs, by client index.
         on_idle_command: called on this thread after commands that ran while nothing stepped.
-        on_failure: called on this thread when a step raised; the thread ends.
+        on_failure: called on this thread when a step, or a command of `post`, raised; the thread
+            ends.
         pace: how long steps last; None: as long as they take.
     """
 
@@ -85,6 +86,19 @@ class StepThread:
 
         self._commands.put(run)
         return future
+
+    def post(self, command: Callable[[Core], None], *, may_last: bool = False) -> None:
+        """Run the command as `call` does, where nothing waits for its end.
+
+        If it raises, the engine has failed, as by a step. Otherwise the error would stay unnoticed,
+        and a request, for example, might be held for ever.
+        """
+
+        def run(core: Core) -> None:
+            self._is_busy = not may_last
+            command(core)
+
+        self._commands.put(run)
 
     def close(self, timeout_s: float) -> None:
         """End the thread after the step in progress and shut the core down."""
