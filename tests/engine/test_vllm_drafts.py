@@ -72,6 +72,17 @@ class Steps:
         self.scheduler.add_request(request)
         return request
 
+    def adopt(self, name: str, drafts: Sequence[int]) -> Any:
+        """Add a request that has moved here with two outputs and these drafts."""
+        migration = MigrationId("m")
+        columns = self.scheduler.groups.stage_columns(0, 4, 80, is_last=True)
+        reserved = self.scheduler.reserve(migration, columns, needs_slot=True)
+        assert not isinstance(reserved, Reason)
+        request, _ = self._core.preprocess_add_request(wire_request(name, {}))
+        request.append_output_token_ids([11, 12])
+        self.scheduler.adopt_running(migration, request, request.num_tokens - 1, drafts)
+        return request
+
     def begin(self) -> Any:
         self._steps.append(self.scheduler.schedule())
         return self._steps[-1]
@@ -173,17 +184,29 @@ def test_an_adopted_request_has_the_drafts_that_fit(
     config = speculative(vllm_core, num_speculative_tokens=num_drafts or 1)
     if not num_drafts:
         config.speculative_config = None
-    scheduler = Steps(vllm_core, config, is_async=is_async).scheduler
-    migration = MigrationId("m")
-    columns = scheduler.groups.stage_columns(0, 4, 80, is_last=True)
-    assert not isinstance(scheduler.reserve(migration, columns, needs_slot=True), Reason)
-    request, _ = vllm_core.preprocess_add_request(wire_request("a", {}))
-    request.append_output_token_ids([11, 12])
-    scheduler.adopt_running(migration, request, request.num_tokens - 1, [5, 6, 7])
+    steps = Steps(vllm_core, config, is_async=is_async)
+    request, scheduler = steps.adopt("a", [5, 6, 7]), steps.scheduler
     assert request.spec_token_ids == expected
     # Its table has no more blocks than its tokens need, whatever was reserved.
     assert len(scheduler.groups.block_ids(A)[0]) == -(-request.num_tokens // 32)
     assert scheduler.schedule().num_scheduled_tokens == {"a": 1 + len(expected)}
+
+
+@pytest.mark.parametrize("level", ["none", "summary", "detailed"])
+def test_the_drafts_of_an_adopted_request_are_counted(vllm_core: Any, level: str) -> None:
+    """vLLM counts those of requests that its own queue has taken."""
+    config = speculative(vllm_core)
+    config.observability_config.per_request_spec_decode_metrics = level
+    steps = Steps(vllm_core, config)
+    request = steps.adopt("a", [5, 6, 7])
+    steps.begin()
+    steps.end([5, 6, 21])
+    counted = request.spec_decode_metrics
+    if level == "none":
+        assert counted is None
+    else:
+        assert (counted.num_draft_tokens, counted.histogram) == (3, [0, 0, 1, 0])
+        assert counted.per_step_accepted == [2] * (level == "detailed")
 
 
 def test_methods_with_other_state_do_not_move(vllm_core: Any) -> None:

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.metrics.stats import SchedulerStats
+from vllm.v1.metrics.stats import RequestSpecDecodeMetrics, SchedulerStats
 from vllm.v1.request import Request, RequestStatus
 
 from sterna.engine.drains import DrainOutcome, Left, drain_outcome
@@ -516,6 +516,9 @@ class MigratingScheduler(Scheduler):
     def _register(self, request: Request) -> None:
         self.requests[request.request_id] = request
         self._num_earlier_tokens[request] = request.num_output_tokens
+        if self.spec_decode_metrics_level != "none":
+            # As `add_request` does. Drafts are counted from here on.
+            request.spec_decode_metrics = RequestSpecDecodeMetrics.new(self.num_spec_tokens)
         if not self.use_v2_model_runner:
             # If the request was here before, the worker may not have got its end yet, and would
             # then drop the state of the adoption. A V2 worker must get it, to free the row, and
