@@ -57,7 +57,7 @@ def test_the_line_is_sorted_by_class_aged_demand_and_arrival(
 
         key = partial(place, policy, now_s)
         in_order = [request for request, _ in sorted(known.values(), key=key)]
-        assert held.in_line() == in_order
+        assert list(held.in_line()) == in_order
         assert list(held) == [
             request for request, _ in sorted(known.values(), key=lambda it: it[1])
         ]

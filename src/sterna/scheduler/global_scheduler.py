@@ -422,10 +422,10 @@ class GlobalScheduler:
                 return effects
         self._kept_free = None
         for request in self._held.in_line():
-            candidates = self.candidates
+            candidates: CandidateTable | None = None
             if self._may_wait(request, now_s):
                 if room is None:
-                    room = _Room.of(candidates, self._kept_free)
+                    room = _Room.of(self.candidates, self._kept_free)
                     if not self._may_fit(room, now_s):
                         break
                 if request.demand_tokens <= room.total_tokens:
@@ -437,7 +437,9 @@ class GlobalScheduler:
                         continue
                     candidates = room.candidates_for(request.demand_tokens)
             new = self._new(request)
-            choice = decide(new, candidates, self._policy)
+            choice = decide(
+                new, self.candidates if candidates is None else candidates, self._policy
+            )
             if choice is None:
                 break
             instance_id = choice.instance_id

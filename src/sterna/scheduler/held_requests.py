@@ -3,6 +3,7 @@
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 
 from sterna.config import PolicyConfig
 from sterna.messages.actors import DispatchRequest
@@ -62,9 +63,9 @@ class HeldRequests:
         """When the one that has waited longest began to; None without requests."""
         return next((each.since_s for each in self._waiting.values()), None)
 
-    def in_line(self) -> list[DispatchRequest]:
-        """All of them in the order in which they are offered an instance."""
-        return [place[-1] for place in self._line]
+    def in_line(self) -> Iterator[DispatchRequest]:
+        """All of them in the order in which they are offered an instance, as they are now."""
+        return map(itemgetter(-1), self._line.copy())
 
     def since_s(self, request_id: RequestId) -> float:
         """When this request, which waits, began to."""
