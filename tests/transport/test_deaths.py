@@ -199,7 +199,12 @@ def _leftovers() -> dict[str, object]:
         "rings": num_rings,
         "threads": _plane_threads(),
         "native threads": process.num_threads(),
-        "shared memory": sorted(os.listdir("/dev/shm")),
+        # Other processes come and go there meanwhile: torch names its files by the process.
+        "shared memory": sorted(
+            each
+            for each in os.listdir("/dev/shm")
+            if f"_{os.getpid()}_" in each or "sterna-kv" in each
+        ),
     }
 
 
