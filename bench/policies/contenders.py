@@ -63,6 +63,9 @@ WITHOUT = (
 )
 """Sterna's policy without one of its parts."""
 
+MORE = ("sterna:num_session_copies=4",)
+"""Sterna's policy with a part that it leaves off."""
+
 COSTS = (
     "sterna:pair_cost=0",
     "sterna:request_cost=1.2",
@@ -95,7 +98,7 @@ def contenders(family: str, tuned: Mapping[str, str], *, has_parts: bool) -> Seq
             bounds: Sequence[str] = (TRUE_LENGTHS, SOLO)
         case "prefixes":
             theirs = [variant for rule, variant in tuned.items() if rule != STERNA]
-            others, parts = (*ZOO, *theirs), (*parts, *COSTS) if has_parts else ()
+            others, parts = (*ZOO, *theirs), (*parts, *MORE, *COSTS) if has_parts else ()
             bounds = (FREE_MOVES, POOLED, SOLO)
         case _:
             others = ("round-robin", "vllm-dp", *tuned.values())

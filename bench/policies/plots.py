@@ -14,6 +14,7 @@ from bench.policies.contenders import (
     BOUNDS,
     COSTS,
     FREE_MOVES,
+    MORE,
     POOLED,
     SOLO,
     STERNA,
@@ -46,7 +47,7 @@ def draw(rows: Sequence[Row], folder: Path, name: str) -> None:
 
 def _of(rows: Sequence[Row], family: str) -> list[Row]:
     """Rows of the whole policies and of the bounds."""
-    left_out = {*ALONE, *WITHOUT, *COSTS}
+    left_out = {*ALONE, *WITHOUT, *MORE, *COSTS}
     return [row for row in rows if row["family"] == family and row["policy"] not in left_out]
 
 

@@ -12,6 +12,7 @@ from bench.policies.contenders import (
     COSTS,
     FREE_MOVES,
     LLUMNIX,
+    MORE,
     POOLED,
     SOLO,
     STERNA,
@@ -74,7 +75,7 @@ def markdown(rows: Sequence[Row], goals: Sequence[Mapping[str, object]]) -> str:
 def _paper_tables(rows: Sequence[Row], family: Family) -> list[str]:
     chosen = [each.name for each in family.points if each.chooses]
     others = [each.name for each in family.points if not each.chooses]
-    whole = [each for each in _policies(rows) if each not in (*ALONE, *WITHOUT)]
+    whole = [each for each in _policies(rows) if each not in (*ALONE, *WITHOUT, *MORE)]
     return [
         "Against Llumnix with live load reports; a factor above 1 is better. Means over the points "
         "and seeds, with 90 % intervals over the seeds. On traces that no choice was made on:",
@@ -149,13 +150,17 @@ def _parts_table(rows: Sequence[Row], points: Sequence[str]) -> str:
     policies = _policies(rows)
     alone = [each for each in ALONE if each in policies]
     without = [each for each in WITHOUT if each in policies]
-    return folded(
-        "Its parts, one at a time",
+    more = [each for each in MORE if each in policies]
+    text = (
         "Llumnix with one part more, against Llumnix:\n\n"
         + _factors(rows, alone, shown, points)
         + "\n\nSterna's policy with one part less, against the whole: below 1, the part helps.\n\n"
-        + _factors(rows, without, shown, points, STERNA),
+        + _factors(rows, without, shown, points, STERNA)
     )
+    if more:
+        text += "\n\nWith one part more, against the same:\n\n"
+        text += _factors(rows, more, shown, points, STERNA)
+    return folded("Its parts, one at a time", text)
 
 
 def _costs_table(rows: Sequence[Row], points: Sequence[str]) -> str:
@@ -191,7 +196,7 @@ _COLUMNS: Mapping[str, tuple[str, float]] = {
 
 def _absolute(rows: Sequence[Row], point: str) -> str:
     """Means over the seeds, of the policies that are no single parts."""
-    policies = [each for each in _policies(rows) if each not in (*ALONE, *WITHOUT, *COSTS)]
+    policies = [each for each in _policies(rows) if each not in (*ALONE, *WITHOUT, *MORE, *COSTS)]
     known = {
         column: name
         for column, name in _COLUMNS.items()

@@ -11,6 +11,7 @@ from random import Random
 
 from fault_simulation.virtual.settings import (
     AGEING_TOKENS_PER_S,
+    AHEAD,
     BALANCE_AFTER_TOKENS,
     BALANCE_RATIO,
     BALANCE_SHARE,
@@ -22,6 +23,8 @@ from fault_simulation.virtual.settings import (
     GROWTH_STEPS,
     LATE_SHARE,
     POLICY,
+    RESERVES_AFTER_S,
+    SESSION_COPIES_SHARE,
 )
 from sterna.config import PolicyConfig
 from sterna.engine.emulated.config import EmulatedEngineConfig
@@ -180,9 +183,12 @@ def policy_of(seed: int, kind: EngineKind) -> PolicyConfig:
             binds_late=True,
             ageing_tokens_per_s=AGEING_TOKENS_PER_S,
             growth_steps=GROWTH_STEPS,
+            reserves_after_s=RESERVES_AFTER_S,
         )
     if rng.random() < BALANCE_SHARE:
         policy = replace(
             policy, balance_ratio=BALANCE_RATIO, balance_after_tokens=BALANCE_AFTER_TOKENS
         )
+    if policy.dispatch == COPYING.dispatch and rng.random() < SESSION_COPIES_SHARE:
+        policy = replace(policy, dispatch=AHEAD, num_session_copies=2)
     return policy

@@ -140,6 +140,8 @@ class FrontendProcess(Actor):
             arrival_s=ask.arrival_s,
             scheduling_priority=ask.priority,
             execution_priority=ask.priority,
+            # Each is the only turn of its session; whether another one comes makes no difference.
+            session=ask.request_id,
             prompt_tokens=ask.prompt_tokens,
             block_hashes=prompt_hashes(ask, self.world.kind.cache_layout)
             if self.world.policy.looks_at_prefixes

@@ -61,6 +61,12 @@ COPYING_SHARE = 0.5
 """Of the seeds whose engines have full attention and a prefix cache: those with that policy,
 besides those that would dispatch by prefixes alone."""
 
+SESSION_COPIES_SHARE = 0.5
+"""Of the seeds that copy prefixes: those that also copy them ahead of sessions' next turns."""
+
+AHEAD = Soonest(copy_token_cost=0.0, copy_start_cost=0.5, backlog_tokens=8.0)
+"""The dispatch of these: turns wait where an instance has a quarter of this backlog to compute."""
+
 BY_PREFIX_SHARE = 0.4
 """Of the seeds whose engines have a prefix cache: those with that policy."""
 
@@ -69,6 +75,9 @@ LATE_SHARE = 0.3
 
 AGEING_TOKENS_PER_S = 40.0
 """By this much a second such a request counts as smaller."""
+
+RESERVES_AFTER_S = 0.5
+"""After this time such a request keeps an instance free."""
 
 GROWTH_STEPS = 1.0
 """Memory that late binding leaves to each request on an instance."""

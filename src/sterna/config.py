@@ -245,6 +245,8 @@ class PolicyConfig:
             waits as long as it takes.
         migrates_continuously: whether a source moves the next request as soon as one has moved, in
             place of waiting for the next round.
+        num_session_copies: prefixes of sessions that are copied in each round ahead of their next
+            turns, from instances on which these would wait to others (`prefix_dispatch`).
         balance_ratio: requests also move while memory is plenty, for the speed of decoding: from
             an instance whose load, divided by that which another would have with the next request
             to move, exceeds this; None: only by freeness.
@@ -279,6 +281,7 @@ class PolicyConfig:
     reserves_after_s: float | None = None
     growth_steps: float = 0.0
     hold_limit_s: float | None = None
+    num_session_copies: int = 0
     balance_ratio: float | None = None
     balance_after_tokens: int = 1024
     own: OwnDecisions | None = None
@@ -316,6 +319,7 @@ class PolicyConfig:
         )
         _require(self.ageing_tokens_per_s >= 0, self, "ageing_tokens_per_s", "at least 0")
         _require(self.growth_steps >= 0, self, "growth_steps", "at least 0")
+        _require(self.num_session_copies >= 0, self, "num_session_copies", "at least 0")
         if self.balance_ratio is not None:
             _require(self.balance_ratio >= 1, self, "balance_ratio", "at least 1")
         _require(self.balance_after_tokens >= 0, self, "balance_after_tokens", "at least 0")

@@ -177,6 +177,20 @@ CASES = [
         with_sessions(with_prefixes(crowded_trace(seed=21, rate=40.0))),
     ),
     Case(
+        "prefixes of sessions copied ahead",
+        configuration(
+            replace(
+                LLUMNIX,
+                dispatch=Soonest(copy_token_cost=0.1, copy_start_cost=4.0, backlog_tokens=32.0),
+                binds_late=True,
+                reserves_after_s=0.5,
+                num_session_copies=2,
+            ),
+            engine=replace(CACHING, max_num_batched_tokens=64),
+        ),
+        with_sessions(with_prefixes(crowded_trace(seed=23, rate=40.0))),
+    ),
+    Case(
         "late binding, scaling with delays",
         configuration(
             replace(LLUMNIX, binds_late=True, hold_limit_s=2.0),

@@ -120,6 +120,33 @@ def prefix_to_copy(
     return source if saved * (1.0 + others) > wait else None
 
 
+def copies_ahead(
+    candidates: Sequence[Candidate], rule: Soonest
+) -> list[tuple[Candidate, Candidate]]:
+    """Pairs of instances: one on which a session's next turn would wait, for a quarter of
+    `backlog_tokens` at least, and one where it would not. Each is in at most one pair; those that
+    have most to compute come first."""
+    staying = [each for each in candidates if not each.load.is_terminating]
+    waits = {each.instance_id: _cost_before(each, rule) for each in staying}
+    hot = [each for each in staying if waits[each.instance_id] > rule.backlog_tokens / 4]
+    free = [
+        each
+        for each in staying
+        if waits[each.instance_id] == 0 and each.freeness > each.policy.destination_freeness_steps
+    ]
+    hot.sort(key=lambda each: (-waits[each.instance_id], each.instance_id))
+    free.sort(key=lambda each: each.tie_break)
+    return list(zip(hot, free, strict=False))
+
+
+def is_worth_a_copy(request: NewRequest, source: InstanceId, to: InstanceId, rule: Soonest) -> bool:
+    """Whether what the source has of a prompt, and the other one has not, would take as long to
+    compute. Nothing waits for the copy itself."""
+    num_tokens = request.cached_tokens(source) - request.cached_tokens(to)
+    num_pairs = request.uncached_pairs(to) - request.uncached_pairs(source)
+    return num_tokens + rule.pair_cost * num_pairs > rule.backlog_tokens / 4
+
+
 def _cost_before(candidate: Candidate, rule: Soonest) -> float:
     """What the instance has still to compute before a new prompt, in the time of a token."""
     return candidate.uncomputed_tokens + rule.pair_cost * candidate.uncomputed_pairs

@@ -18,19 +18,20 @@ from typing import Protocol
 import msgspec
 from msgspec import structs
 
-from sterna.config import DispatchRule, PolicyConfig, ScalingConfig
+from sterna.config import DispatchRule, PolicyConfig, ScalingConfig, Soonest
 from sterna.messages.actors import DispatchRequest
 from sterna.messages.reasons import DispatchReason, MoveReason
 from sterna.policy.candidate_table import ROOM_TOKENS, TOTAL_TOKENS, CandidateTable
 from sterna.policy.dispatch import decide
 from sterna.policy.headroom import shared
 from sterna.policy.pairing import pair
-from sterna.policy.prefix_dispatch import prefix_to_copy
+from sterna.policy.prefix_dispatch import copies_ahead, is_worth_a_copy, prefix_to_copy
 from sterna.policy.scaling import ScaleUp, ScalingState, Terminate, towards
 from sterna.policy.scaling import decide as decide_scaling
 from sterna.policy.virtual_usage import Candidate, NewRequest
 from sterna.scheduler.explanation import dispatch_reason, move_reason
 from sterna.scheduler.held_requests import HeldRequests
+from sterna.scheduler.sessions import Sessions, ahead_of_next
 from sterna.types import NORMAL, FrontendId, InstanceId, InstanceLoad, RequestId
 
 COPY_LIMIT_S = 5.0
@@ -65,8 +66,8 @@ class SetDestination(msgspec.Struct, frozen=True):
 @dataclass(frozen=True, slots=True)
 class CopyPrefix:
     """Tell the source to copy to the destination's prefix cache what it has of this prompt from
-    this token on, on behalf of a request that will be sent there; `on_prefix_done` ends the wait.
-    """
+    this token on, on behalf of a request that will be sent there, or may be (`ahead_of_next`);
+    `on_prefix_done` ends the wait, if one waits."""
 
     request: DispatchRequest
     source: InstanceId
@@ -146,6 +147,7 @@ class GlobalScheduler:
         self._gone: set[InstanceId] = set()
         self._held = HeldRequests(policy)
         self._copying: dict[RequestId, _Copying] = {}
+        self._sessions = Sessions()
         # The instance whose memory is kept free for a held request.
         self._kept_free: InstanceId | None = None
         # No dispatch in flight is taken for lost before this time.
@@ -172,7 +174,8 @@ class GlobalScheduler:
 
     @property
     def _has_rounds(self) -> bool:
-        return self._policy.migrates or self._scaling is not None
+        policy = self._policy
+        return policy.migrates or self._scaling is not None or policy.num_session_copies > 0
 
     @property
     def candidates(self) -> CandidateTable:
@@ -353,6 +356,7 @@ class GlobalScheduler:
         """
         self._gone.add(instance_id)
         self._instances.pop(instance_id, None)
+        self._sessions.on_instance_left(instance_id)
         self._table = None
         self._last_destinations.pop(instance_id, None)
         effects: list[Effect] = []
@@ -405,6 +409,8 @@ class GlobalScheduler:
         self._drop_expired(now_s)
         if self._policy.migrates:
             effects += self._pair()
+        if self._policy.num_session_copies:
+            effects += self._copy_ahead(now_s)
         return effects + self._scale(now_s)
 
     def _dispatch_held(self, now_s: float) -> list[Effect]:
@@ -457,6 +463,8 @@ class GlobalScheduler:
                 )
             if self._prefixes is not None:
                 self._prefixes.on_dispatched(request, instance_id, now_s)
+            if self._policy.num_session_copies:
+                self._sessions.on_dispatched(request, instance_id, now_s)
             effects.append(
                 self._copy_first(request, new, choice.chosen, reason, now_s)
                 or self._send(request, new, instance_id, reason, now_s)
@@ -493,6 +501,26 @@ class GlobalScheduler:
             )
             self._touch(instance)
         return CopyPrefix(request, source, instance_id, new.cached_tokens(instance_id))
+
+    def _copy_ahead(self, now_s: float) -> list[Effect]:
+        """Have prefixes of sessions copied ahead of their next turns."""
+        rule = self._policy.dispatch
+        if not isinstance(rule, Soonest) or self._prefixes is None:
+            return []
+        copies: list[Effect] = []
+        for hot, free in copies_ahead(self.candidates, rule):
+            source, destination = hot.instance_id, free.instance_id
+            if not self._prefixes.can_copy(source, destination):
+                continue
+            for request in self._sessions.take(source, now_s):
+                new = self._new(request)
+                if is_worth_a_copy(new, source, destination, rule):
+                    ahead, first_token = ahead_of_next(request), new.cached_tokens(destination)
+                    copies.append(CopyPrefix(ahead, source, destination, first_token))
+                    break
+            if len(copies) == self._policy.num_session_copies:
+                break
+        return copies
 
     def _may_wait(self, request: DispatchRequest, now_s: float) -> bool:
         if not self._policy.binds_late:

@@ -122,10 +122,10 @@ class Engines(Protocol):
     ) -> None:
         """Add the migrated request, with its KV in the reservation's first blocks."""
 
-    def keep_prefix(self, row: int, index: int, first_token: int) -> None:
+    def keep_prefix(self, row: int, moving_id: RequestId, first_token: int) -> None:
         """Hold what the prefix cache has of the request's prompt, from this token on."""
 
-    def export_prefix(self, row: int, index: int) -> bytes:
+    def export_prefix(self, row: int, moving_id: RequestId) -> bytes:
         """The contents of the kept prefix."""
 
     def adopt_prefix(

@@ -579,12 +579,12 @@ class FastEngines:
         self._engines[row].end_reservation(migration_id, num_blocks)
         entries.adopt(self._places, row, index, num_blocks)
 
-    def keep_prefix(self, row: int, index: int, first_token: int) -> None:
-        self._engines[row].keep_prefix(index, first_token // self._block_size)
+    def keep_prefix(self, row: int, moving_id: RequestId, first_token: int) -> None:
+        self._engines[row].keep_prefix(index_of(moving_id), first_token // self._block_size)
 
-    def export_prefix(self, row: int, index: int) -> bytes:
+    def export_prefix(self, row: int, moving_id: RequestId) -> bytes:
         # With the number of blocks it says which of the hashes in the table they have.
-        return self._engines[row].kept[index].first_block.to_bytes(8)
+        return self._engines[row].kept[index_of(moving_id)].first_block.to_bytes(8)
 
     def adopt_prefix(
         self, row: int, migration_id: MigrationId, index: int, state: bytes, num_blocks: int

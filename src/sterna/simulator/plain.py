@@ -24,7 +24,7 @@ from sterna.types import (
     InstanceView,
     MigrationId,
     Priority,
-    prefix_id,
+    RequestId,
 )
 from sterna.workload.block_hashes import BlockHashes
 from sterna.workload.trace import Trace
@@ -306,17 +306,15 @@ class PlainEngines:
     ) -> None:
         self._engines[row].core.adopt(migration_id, decode_state(state), num_blocks)
 
-    def keep_prefix(self, row: int, index: int, first_token: int) -> None:
+    def keep_prefix(self, row: int, moving_id: RequestId, first_token: int) -> None:
         assert self._hashes is not None
-        block_size = self._config.engine.block_size
+        index, block_size = index_of(moving_id), self._config.engine.block_size
         num_blocks = (int(self._trace.input_tokens[index]) - 1) // block_size
         hashes = self._hashes.of_request(index)[:num_blocks].tolist()
-        self.core(row).keep_prefix(
-            prefix_id(request_id_of(index)), hashes, first_token // block_size
-        )
+        self.core(row).keep_prefix(moving_id, hashes, first_token // block_size)
 
-    def export_prefix(self, row: int, index: int) -> bytes:
-        kept = self.core(row).kept_hashes(prefix_id(request_id_of(index)))
+    def export_prefix(self, row: int, moving_id: RequestId) -> bytes:
+        kept = self.core(row).kept_hashes(moving_id)
         return array("q", kept).tobytes()
 
     def adopt_prefix(

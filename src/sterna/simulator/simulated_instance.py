@@ -225,7 +225,7 @@ class SimulatedInstance:
         core = self._engines.core(self.row)
         match effect:
             case KeepPrefix(_, request_id, _, first_token):
-                self._engines.keep_prefix(self.row, index_of(request_id), first_token)
+                self._engines.keep_prefix(self.row, request_id, first_token)
             case Inspect(_, request_id):
                 return outcomes.inspect(core, request_id, _encode)
             case Drain():
@@ -259,7 +259,7 @@ class SimulatedInstance:
 
     def _export(self, request_id: RequestId) -> bytes:
         if whose_prefix(request_id) is not None:
-            return self._engines.export_prefix(self.row, index_of(request_id))
+            return self._engines.export_prefix(self.row, request_id)
         return self._engines.export(self.row, index_of(request_id))
 
     def _expect(self, effect: ReserveBlocks) -> tuple[str, ...]:

@@ -49,19 +49,29 @@ def find(tables: Tables, r: int, index: int) -> tuple[int, int]:
 
 
 @njit
+def num_found(tables: Tables, r: int, index: int) -> int:
+    """The number of blocks of the request's prompt, without that of its last token, that are here.
+    The request itself may be anywhere: `find` would note other blocks than it holds."""
+    rule, request = tables.settings[0], tables.requests[index]
+    contents = contents_of(tables)
+    max_blocks = min((request.prompt_tokens - 1) // rule.block_size, request.num_hashes)
+    for place in range(max_blocks):
+        if look_up(contents, r, contents.hashes[request.first_hash + place]) == NONE:
+            return place
+    return max_blocks
+
+
+@njit
 def num_common(tables: Tables, index: int, other: int) -> int:
-    """How many blocks of the request's prefix, without that of its last token, are those of the
+    """How many blocks of the request's prompt, without that of its last token, are those of the
     other request's tokens."""
     block_size = tables.settings[0].block_size
     mine, its = tables.requests[index], tables.requests[other]
     hashes = contents_of(tables).hashes
-    num_tokens, its_tokens = (
-        mine.prompt_tokens + mine.num_output_tokens,
-        its.prompt_tokens + its.num_output_tokens,
-    )
+    its_tokens = its.prompt_tokens + its.num_output_tokens
     low = 0
     high = min(
-        min((num_tokens - 1) // block_size, mine.num_hashes),
+        min((mine.prompt_tokens - 1) // block_size, mine.num_hashes),
         min(its_tokens // block_size, its.num_hashes),
     )
     while low < high:
@@ -81,7 +91,7 @@ def list_coming(tables: Tables, index: int, listed: Any) -> None:
         row = tables.rows[r]
         if row.exists == 0:
             continue
-        num_blocks, _ = find(tables, r, index)
+        num_blocks = num_found(tables, r, index)
         other = row.first
         while other != NONE:
             num_blocks = max(num_blocks, num_common(tables, index, other))
