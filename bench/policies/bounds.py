@@ -40,7 +40,7 @@ HORIZON_STEPS = 1_000
 
 
 def pooled(job: Job) -> Job:
-    """The same requests on one engine for all instances, whose number stays the same."""
+    """The same requests on one engine in place of all instances, without auto-scaling."""
     config, num = job.config, job.config.num_instances
     engine, step_time = config.engine, config.step_time
     return Job(

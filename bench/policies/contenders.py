@@ -1,4 +1,4 @@
-"""The policies that are compared, and the parameters among which the search chooses. Pure.
+"""Policies that are compared, bounds, and the parameters among which the search chooses. Pure.
 
 A policy is named as in `sterna simulate`: a preset, or a variant of one.
 """

@@ -48,15 +48,8 @@ SHOWN = ("ttft_mean_s", "ttft_p99_s", "tpot_mean_s", "tpot_p99_s", "request_mean
 
 def markdown(rows: Sequence[Row], goals: Sequence[Mapping[str, object]]) -> str:
     """Goals, plots and all tables."""
-    bounds = (
-        f"Bounds stand beside the policies. *{TRUE_LENGTHS}*: an oracle, which knows the length "
-        "of each output: Sterna's policy, which moves by the loads to come, and whose moves take "
-        f"no time. *{FREE_MOVES}*: Sterna's policy, whose moves and copies take no time. "
-        f"*{POOLED}*: one engine with the memory and the speed of all instances, so that all loads "
-        "are even at each moment, and what one has cached all have; a prompt takes a part of its "
-        f"time there. *{SOLO}*: each request on an idle instance that has all of its prefix that "
-        "was ever computed; no policy can have earlier first tokens."
-    )
+    shown = [f"*{name}*: {text}" for name, text in _BOUNDS.items() if name in _policies(rows)]
+    bounds = f"Bounds stand beside the policies. {'; '.join(shown)}."
     num_reached = sum(bool(each["is_reached"]) for each in goals)
     parts = [bounds, folded(f"{num_reached} of {len(goals)} goals are reached", goal_list(goals))]
     for family in FAMILIES.values():
@@ -120,6 +113,17 @@ _TABLES: Mapping[str, Callable[[Sequence[Row], Family], list[str]]] = {
     "reasoning": _reasoning_tables,
 }
 
+
+_BOUNDS = {
+    TRUE_LENGTHS: "an oracle, which knows the length of each output: Sterna's policy, which moves "
+    "by the loads to come, and whose moves take no time",
+    FREE_MOVES: "Sterna's policy, whose moves and copies take no time",
+    POOLED: "one engine with the memory and the speed of all instances, so that all loads are even "
+    "at each moment, and what one has cached all have; a prompt takes a part of its time there",
+    SOLO: "each request on an idle instance that has all of its prefix that was ever computed; no "
+    "policy can have earlier first tokens",
+}
+"""What the bounds are."""
 
 _PLOTS = {
     "paper": "P99 of TTFT and TPOT of each policy on the paper's traces; the lower left is better",

@@ -233,7 +233,7 @@ class PolicyConfig:
         binds_late: whether requests wait at the scheduler until an instance has memory for them,
             those of a class with the smallest demand first.
         ageing_tokens_per_s: for every second of such waiting a request counts as so much smaller,
-            so that a large one does not wait behind small ones for ever.
+            so that small ones that come later are not always before it in line.
         reserves_after_s: the first request in line that has waited for this time and fits nowhere
             keeps the instance with most memory free from those behind it until it fits there; one
             of a class above the normal one does so at once. None: none does, and a large one may

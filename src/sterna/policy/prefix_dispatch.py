@@ -26,6 +26,10 @@ from sterna.policy.candidate_table import (
 from sterna.policy.virtual_usage import Candidate, NewRequest
 from sterna.types import InstanceId
 
+LEAST_AHEAD = 0.25
+"""Prefixes are copied ahead of sessions' turns where these would wait for more than this part of
+`backlog_tokens`, and would have to compute as much."""
+
 
 def choose_by_prefix(
     request: NewRequest, eligible: Sequence[Candidate], rule: PrefixDispatch
@@ -112,8 +116,7 @@ def prefix_to_copy(
     num_tokens = request.cached[source] - cached_tokens
     if num_tokens <= 0:
         return None
-    num_pairs = request.uncached_pairs(chosen.instance_id) - request.uncached_pairs(source)
-    saved = num_tokens + rule.pair_cost * num_pairs
+    saved = _saved(request, source, chosen.instance_id, rule)
     before = _cost_before(chosen, rule)
     wait = max(0.0, rule.copy_start_cost + rule.copy_token_cost * num_tokens - before)
     others = rule.others_weight * chosen.load.num_running * (1.0 + before / rule.backlog_tokens)
@@ -123,12 +126,12 @@ def prefix_to_copy(
 def copies_ahead(
     candidates: Sequence[Candidate], rule: Soonest
 ) -> list[tuple[Candidate, Candidate]]:
-    """Pairs of instances: one on which a session's next turn would wait, for a quarter of
-    `backlog_tokens` at least, and one where it would not. Each is in at most one pair; those that
-    have most to compute come first."""
+    """Pairs of instances: one on which a session's next turn would wait, for more than
+    `LEAST_AHEAD` of the backlog, and one where it would not. Each is in at most one pair; those
+    that have most to compute come first."""
     staying = [each for each in candidates if not each.load.is_terminating]
     waits = {each.instance_id: _cost_before(each, rule) for each in staying}
-    hot = [each for each in staying if waits[each.instance_id] > rule.backlog_tokens / 4]
+    hot = [each for each in staying if waits[each.instance_id] > LEAST_AHEAD * rule.backlog_tokens]
     free = [
         each
         for each in staying
@@ -140,11 +143,17 @@ def copies_ahead(
 
 
 def is_worth_a_copy(request: NewRequest, source: InstanceId, to: InstanceId, rule: Soonest) -> bool:
-    """Whether what the source has of a prompt, and the other one has not, would take as long to
-    compute. Nothing waits for the copy itself."""
+    """Whether what the source has of a prompt, and the other one has not, would take more than
+    `LEAST_AHEAD` of the backlog to compute. Nothing waits for the copy itself."""
+    return _saved(request, source, to, rule) > LEAST_AHEAD * rule.backlog_tokens
+
+
+def _saved(request: NewRequest, source: InstanceId, to: InstanceId, rule: Soonest) -> float:
+    """What an instance need not compute if it gets the source's part of a prompt, in the time of a
+    token."""
     num_tokens = request.cached_tokens(source) - request.cached_tokens(to)
     num_pairs = request.uncached_pairs(to) - request.uncached_pairs(source)
-    return num_tokens + rule.pair_cost * num_pairs > rule.backlog_tokens / 4
+    return num_tokens + rule.pair_cost * num_pairs
 
 
 def _cost_before(candidate: Candidate, rule: Soonest) -> float:

@@ -222,19 +222,22 @@ class GlobalScheduler:
         prefix."""
         if request_id in self._copying:
             return True
-        return self._policy.binds_late and request_id in self._held and len(self.candidates) > 0
+        return request_id in self._held and self._waits_for_memory
 
     @property
     def has_waiting(self) -> bool:
         """Whether there are any such requests."""
-        if self._copying:
-            return True
+        return bool(self._copying) or self._waits_for_memory
+
+    @property
+    def _waits_for_memory(self) -> bool:
+        """Whether those that are held wait for memory, and not for an instance."""
         return self._policy.binds_late and len(self._held) > 0 and len(self.candidates) > 0
 
     def waiting(self) -> dict[RequestId, FrontendId]:
         """All requests of which that holds, with their front ends."""
         waiting = {name: each.request.frontend_id for name, each in self._copying.items()}
-        if self._policy.binds_late and len(self._held) and len(self.candidates):
+        if self._waits_for_memory:
             waiting |= {each.request_id: each.frontend_id for each in self._held}
         return waiting
 

@@ -1,4 +1,4 @@
-"""The requests that wait at the global scheduler for an instance, in their order. Pure."""
+"""Line of the requests that wait at the global scheduler for an instance. Pure."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
