@@ -22,7 +22,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "Operations": (
         *("README", "install", "deploy", "run", "watch", "explain", "scale_and_drain"),
         *("priorities", "profile", "clients", "resumable_streams", "several_nodes", "failures"),
-        "metrics",
+        *("troubleshooting", "metrics"),
     ),
     "Concepts": (
         "concepts",

@@ -1,4 +1,4 @@
-"""An environment that vLLM cannot be imported in is told in words, with what mends it."""
+"""An environment that vLLM cannot be imported in is told in words, with its repair."""
 
 import gc
 import subprocess
@@ -77,7 +77,7 @@ def test_a_torchvision_for_cuda_is_kept_where_its_operators_are_defined(install,
     in_cache = tmp_path / "of_uv.py"
     in_cache.write_text("import torch\n")
     module.hardlink_to(in_cache)
-    with pytest.raises(ConfigurationError, match="`sterna doctor --mend` makes torchvision"):
+    with pytest.raises(ConfigurationError, match="`sterna doctor --repair` makes torchvision"):
         check_vllm()
     define_operators()
     check_vllm()

@@ -146,9 +146,9 @@ def run(
 @pytest.mark.timeout(1_800)
 def test_a_server_of_the_wheel_answers(installed: tuple[Path, dict[str, str]]) -> None:
     programs, environment = installed
-    mended = run(installed, "doctor", "--mend", "--port", "0", "--json")
-    assert mended.returncode == 0, mended.stdout + mended.stderr
-    assert all(row["level"] != "error" for row in json.loads(mended.stdout))
+    repaired = run(installed, "doctor", "--repair", "--port", "0", "--json")
+    assert repaired.returncode == 0, repaired.stdout + repaired.stderr
+    assert all(row["level"] != "error" for row in json.loads(repaired.stdout))
     port = free_port()
     command = ("env", "-C", str(programs), str(programs / "sterna"), "serve", "--port", str(port))
     unset = dict.fromkeys(("PYTHONPATH", "STERNA_CACHE"), "")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sterna.cli.doctor import doctor_report
-from sterna.cli.doctor.doctor_report import mend
+from sterna.cli.doctor.doctor_report import repair
 from sterna.cli.doctor.machine import Gpu, look_at_machine, look_at_model
 from sterna.cli.main import main
 from sterna.runtime.processes import limits
@@ -103,9 +103,9 @@ def test_only_what_breaks_the_import_is_removed(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(doctor_report, "define_operators", lambda: None)
     monkeypatch.setattr(doctor_report, "_uninstall", removed.append)
 
-    assert mend() == ["torchvision: made importable", "torchaudio: removed"]
+    assert repair() == ["torchvision: made importable", "torchaudio: removed"]
     assert removed == [("torchaudio",)]
 
 
 def test_a_good_environment_is_left_alone() -> None:
-    assert mend() == ["nothing to mend in this environment"]
+    assert repair() == ["nothing to repair in this environment"]

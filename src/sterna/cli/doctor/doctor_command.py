@@ -11,7 +11,7 @@ def add_commands(commands: Any) -> None:
     """Add `doctor` to the parser's subcommands."""
     doctor = commands.add_parser(
         "doctor",
-        help="check this machine, and say how to mend what is wrong",
+        help="check this machine, and say how to fix what is wrong",
         description="Checks Python, vLLM, GPUs, memory, files, the port and the model for a "
         "server with these options. Exit status 1 where something keeps `sterna serve` from "
         "working.",
@@ -37,7 +37,7 @@ def add_commands(commands: Any) -> None:
     doctor.add_argument("--port", type=int, default=DEFAULT_PORT, help="default: %(default)s")
     doctor.add_argument("--json", action="store_true", help="print JSON")
     doctor.add_argument(
-        "--mend",
+        "--repair",
         action="store_true",
         help="first remove packages that break the import of vLLM's CPU build, as a plain "
         "`pip install` may bring them",

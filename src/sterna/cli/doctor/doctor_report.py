@@ -19,10 +19,10 @@ def run(args: argparse.Namespace) -> int:
     """Run `sterna doctor`; returns the exit status.
 
     Raises:
-        ConfigurationError: the environment cannot be mended.
+        ConfigurationError: the environment cannot be repaired.
     """
-    if args.mend:
-        for line in mend():
+    if args.repair:
+        for line in repair():
             print(line, file=sys.stderr)
     wanted = Wanted(
         model=None if args.model is None else look_at_model(args.model),
@@ -56,7 +56,7 @@ def report(found: Sequence[Finding]) -> list[str]:
     return lines
 
 
-def mend() -> list[str]:
+def repair() -> list[str]:
     """Make vLLM's CPU build importable in this environment; returns what was done, in words.
 
     Raises:
@@ -69,7 +69,7 @@ def mend() -> list[str]:
     if left:
         _uninstall(left)
         done += [f"{name}: removed" for name in left]
-    return done or ["nothing to mend in this environment"]
+    return done or ["nothing to repair in this environment"]
 
 
 def _uninstall(names: Sequence[str]) -> None:

