@@ -63,7 +63,9 @@ WITHOUT = (
 )
 """Sterna's policy without one of its parts."""
 
-MORE = ("sterna:num_session_copies=4",)
+AHEAD = "sterna:num_session_copies=4"
+EXPECTED = "sterna:balance_horizon_steps=512"
+MORE = (AHEAD, EXPECTED)
 """Sterna's policy with a part that it leaves off."""
 
 COSTS = (
@@ -91,14 +93,14 @@ def contenders(family: str, tuned: Mapping[str, str], *, has_parts: bool) -> Seq
         tuned: the best variant of each rule (`search.tuned`).
         has_parts: whether single parts of Sterna's policy run as well.
     """
-    parts = (*ALONE, *WITHOUT) if has_parts else ()
+    parts = (*ALONE, *WITHOUT, EXPECTED) if has_parts else ()
     match family:
         case "paper" | "clusters":
             others: Sequence[str] = ("infaas++", "round-robin", "vllm-dp")
             bounds: Sequence[str] = (TRUE_LENGTHS, SOLO)
         case "prefixes":
             theirs = [variant for rule, variant in tuned.items() if rule != STERNA]
-            others, parts = (*ZOO, *theirs), (*parts, *MORE, *COSTS) if has_parts else ()
+            others, parts = (*ZOO, *theirs), (*parts, AHEAD, *COSTS) if has_parts else ()
             bounds = (FREE_MOVES, POOLED, SOLO)
         case _:
             others = ("round-robin", "vllm-dp", *tuned.values())

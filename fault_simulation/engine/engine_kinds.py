@@ -13,6 +13,7 @@ from fault_simulation.virtual.settings import (
     AGEING_TOKENS_PER_S,
     AHEAD,
     BALANCE_AFTER_TOKENS,
+    BALANCE_HORIZON_STEPS,
     BALANCE_RATIO,
     BALANCE_SHARE,
     BY_PREFIX,
@@ -21,6 +22,7 @@ from fault_simulation.virtual.settings import (
     COPYING_SHARE,
     ENGINE,
     GROWTH_STEPS,
+    HORIZON_SHARE,
     LATE_SHARE,
     POLICY,
     RESERVES_AFTER_S,
@@ -191,4 +193,6 @@ def policy_of(seed: int, kind: EngineKind) -> PolicyConfig:
         )
     if policy.dispatch == COPYING.dispatch and rng.random() < SESSION_COPIES_SHARE:
         policy = replace(policy, dispatch=AHEAD, num_session_copies=2)
+    if policy.balance_ratio is not None and rng.random() < HORIZON_SHARE:
+        policy = replace(policy, balance_horizon_steps=BALANCE_HORIZON_STEPS)
     return policy

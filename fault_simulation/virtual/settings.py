@@ -88,6 +88,12 @@ BALANCE_SHARE = 0.3
 BALANCE_RATIO, BALANCE_AFTER_TOKENS = 1.2, 4
 """With these rules of `PolicyConfig`."""
 
+HORIZON_SHARE = 0.3
+"""Of these: those in which the loads that are expected are balanced."""
+
+BALANCE_HORIZON_STEPS = 6
+"""The steps until then."""
+
 LLUMLET = LlumletConfig(
     policy=POLICY,
     migration=MigrationConfig(

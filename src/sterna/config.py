@@ -253,6 +253,10 @@ class PolicyConfig:
         balance_after_tokens: those that move for balance have generated as many tokens since they
             came to their instance, so that they are likely to run long enough to be worth it, and
             do not move too often; those with most output go first.
+        balance_horizon_steps: the loads that are balanced are those expected in as many decode
+            steps, by the outputs that have ended on the instance (`policy.survival`), and the
+            request that will have most of it moves first; None: those of now, and the longest
+            output.
         own: decides in place of the rules above.
     """
 
@@ -284,6 +288,7 @@ class PolicyConfig:
     num_session_copies: int = 0
     balance_ratio: float | None = None
     balance_after_tokens: int = 1024
+    balance_horizon_steps: int | None = None
     own: OwnDecisions | None = None
 
     @property
@@ -323,6 +328,8 @@ class PolicyConfig:
         if self.balance_ratio is not None:
             _require(self.balance_ratio >= 1, self, "balance_ratio", "at least 1")
         _require(self.balance_after_tokens >= 0, self, "balance_after_tokens", "at least 0")
+        if self.balance_horizon_steps is not None:
+            _require(self.balance_horizon_steps >= 1, self, "balance_horizon_steps", "at least 1")
         if self.reserves_after_s is not None:
             _require(self.reserves_after_s >= 0, self, "reserves_after_s", "at least 0")
         if self.hold_limit_s is not None:

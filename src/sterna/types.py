@@ -109,6 +109,14 @@ class RequestView(msgspec.Struct, frozen=True):
     num_earlier_tokens: int = 0
 
 
+OUTPUT_LENGTHS = (0, 16, 32, 48, *(length << n for n in range(11) for length in (64, 96)))
+"""The lengths of outputs at which `InstanceView.num_ended` begins to count anew, in tokens."""
+
+MAX_ENDED = 4_096
+"""Outputs that an engine remembers: where there are as many, each count is halved, so that the
+older ones weigh less."""
+
+
 @dataclass(frozen=True, slots=True)
 class InstanceView:
     """The state of one instance at the beginning of a step, or between two steps, as its llumlet
@@ -128,6 +136,9 @@ class InstanceView:
         num_prefix_tokens: tokens of requests that were looked up in the prefix cache since the
             engine's start; 0 where they are not counted.
         num_prefix_hits: those of them that were in it.
+        num_ended: the outputs that have ended here, by their lengths: from each of `OUTPUT_LENGTHS`
+            to below the next; aborted ones are among them, those that have moved away are not.
+            Empty: they are not counted.
     """
 
     instance_id: InstanceId
@@ -142,6 +153,7 @@ class InstanceView:
     num_slots: int | None = None
     num_prefix_tokens: int = 0
     num_prefix_hits: int = 0
+    num_ended: tuple[int, ...] = ()
 
 
 class InstanceLoad(msgspec.Struct, frozen=True):
@@ -172,6 +184,10 @@ class InstanceLoad(msgspec.Struct, frozen=True):
         uncomputed_pairs: pairs of tokens that attend to each other in the same computations, which
             take the more time, the longer the prompts are (`pairs_of`).
         num_slots: requests that its batch may have; None: any number.
+        coming_tokens: memory that its requests are expected to use in some decode steps, those that
+            have ended by then not among them; 0 unless the policy goes by it
+            (`PolicyConfig.balance_horizon_steps`).
+        move_coming_tokens: of that, the memory of the request which would move next.
     """
 
     instance_id: InstanceId
@@ -196,6 +212,8 @@ class InstanceLoad(msgspec.Struct, frozen=True):
     uncomputed_tokens: int = 0
     uncomputed_pairs: int = 0
     num_slots: int | None = None
+    coming_tokens: int = 0
+    move_coming_tokens: int = 0
 
 
 def pairs_of(num_tokens: int, num_uncomputed: int) -> int:

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from sterna.types import InstanceId, InstanceView, RequestId
+from sterna.engine.drains import Left
+from sterna.migration.messages import Drain, Mode
+from sterna.types import OUTPUT_LENGTHS, InstanceId, InstanceView, MigrationId, RequestId
 from tests.engine.test_vllm_scheduler import add, step, with_scheduler
 from tests.engine.vllm_cores import SMALL, tiny_core
 
@@ -14,7 +16,7 @@ pytest.importorskip("vllm")
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 
-A, B = RequestId("a"), RequestId("b")
+A, B, C = RequestId("a"), RequestId("b"), RequestId("c")
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +61,23 @@ def test_what_a_step_computes_is_shown_before_it_is_computed(
     assert shown[0].running[0].physical_usage_tokens == 64
     assert shown[-1].reserved_tokens == shown[-1].shared_tokens == 0
     assert {each.num_slots for each in shown} == {1}
+
+
+def test_outputs_that_end_here_are_counted_by_length_and_those_that_leave_are_not(
+    vllm_core: Any,
+) -> None:
+    core = with_scheduler(vllm_core)
+    for request_id, output_tokens in ((A, 3), (B, 40), (C, 50)):
+        add(core, request_id, 8, output_tokens=output_tokens)
+    step(core)
+    drain = Drain(MigrationId("m"), C, Mode.LIVE, 0, 0, max_blocks=10)
+    assert isinstance(core.scheduler.begin_drain(drain), Left)
+    core.scheduler.release(C)
+    for _ in range(20):
+        step(core)
+    core.abort_requests([B])
+    counts = core.scheduler.view(InstanceId("i0"), False).num_ended
+    assert {OUTPUT_LENGTHS[k]: num for k, num in enumerate(counts) if num} == {0: 1, 16: 1}
 
 
 def test_tokens_that_the_prefix_cache_has_are_counted_once_a_request(tmp_path: Path) -> None:

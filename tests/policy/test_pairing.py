@@ -16,7 +16,14 @@ from sterna.policy.pairing import move_helps, pair
 from sterna.policy.presets import LLUMNIX, LLUMNIX_BASE
 from sterna.policy.selection import candidates_to_move
 from sterna.policy.virtual_usage import Candidate
-from sterna.types import HIGH, Immovable, InstanceId, InstanceView, RequestStatus
+from sterna.types import (
+    HIGH,
+    OUTPUT_LENGTHS,
+    Immovable,
+    InstanceId,
+    InstanceView,
+    RequestStatus,
+)
 from tests.policy.builders import (
     M,
     candidate,
@@ -507,6 +514,7 @@ def test_as_many_that_have_overstayed_are_paired_as_others_are_there(
 # ------------------------------------------------------------------------ balance by load
 
 BALANCED = replace(LLUMNIX_BASE, balance_ratio=1.25, balance_after_tokens=0)
+BUSY = (("i0", 8), ("i1", 2))
 
 
 def test_with_memory_to_spare_only_a_ratio_has_requests_move() -> None:
@@ -544,6 +552,36 @@ def test_balance_leaves_a_full_batch_alone() -> None:
     light = evenly_loaded("i1", 160, 2)
     assert pairs_of(busy, replace(light, num_slots=3), policy=BALANCED) == {"i0": "i1"}
     assert pairs_of(busy, replace(light, num_slots=2), policy=BALANCED) == {}
+
+
+def ending(name: str, num_running: int, *, num_tokens: int, num_output_tokens: int) -> InstanceView:
+    """An instance of requests that use 160 tokens each; 100 outputs ended with 64 to 95 tokens."""
+    requests = [
+        running(f"{name}-{k}", 160, num_tokens=num_tokens, num_output_tokens=num_output_tokens)
+        for k in range(num_running)
+    ]
+    num_ended = tuple(100 * (length == 64) for length in OUTPUT_LENGTHS)
+    return replace(instance(name, running=requests), num_ended=num_ended)
+
+
+def test_with_a_horizon_loads_that_are_expected_are_balanced() -> None:
+    """By hand, in 32 steps: of eight requests with 64 outputs each goes on with a chance of 8 of
+    108, of four with 96 each goes on, as none was longer. Now the first have more memory."""
+    policy = replace(BALANCED, balance_horizon_steps=32)
+    soon_over = ending("i0", 8, num_tokens=150, num_output_tokens=64)
+    long_ones = ending("i1", 4, num_tokens=150, num_output_tokens=96)
+    assert pairs_of(soon_over, long_ones, policy=BALANCED) == {"i0": "i1"}
+    assert pairs_of(soon_over, long_ones, policy=policy) == {"i1": "i0"}
+
+
+def test_at_the_horizon_requests_in_flight_and_headrooms_are_loads() -> None:
+    policy = replace(BALANCED, balance_horizon_steps=32, has_priorities=True)
+    busy, free = (ending(name, num, num_tokens=160, num_output_tokens=96) for name, num in BUSY)
+    assert pair([candidate(busy, policy), candidate(free, policy)], policy) == {"i0": "i1"}
+    arriving = candidate(free, policy, in_flight=[new_request(640)])
+    assert pair([candidate(busy, policy), arriving], policy) == {}
+    host = instance("i1", running=[running("high", 160, priority=HIGH)])
+    assert pair([candidate(busy, policy), candidate(host, policy)], policy) == {}
 
 
 def test_balance_leaves_headrooms_free() -> None:

@@ -10,7 +10,7 @@ from msgspec import structs
 from sterna.config import Victim
 from sterna.policy.presets import LLUMNIX, LLUMNIX_BASE
 from sterna.policy.selection import candidates_to_move
-from sterna.types import HIGH, Immovable, InstanceView, Priority, RequestStatus
+from sterna.types import HIGH, OUTPUT_LENGTHS, Immovable, InstanceView, Priority, RequestStatus
 from tests.policy.builders import M, first_to_move, freeness, instance, queuing, running, views
 
 FULL = 11_800
@@ -53,6 +53,22 @@ def test_with_memory_only_long_outputs_move_for_balance() -> None:
     assert [each.request_id for each in candidates_to_move(rich, BALANCE)] == ["longest", "long"]
     assert [each.request_id for each in candidates_to_move(poor, BALANCE)] == order(poor)
     assert order(rich) == order(poor) == ["short", "long", "longest", "fed"]
+
+
+def test_with_a_horizon_what_is_expected_to_use_most_memory_moves_for_balance() -> None:
+    """By hand, in 32 steps, with 92 outputs beyond 64 tokens, 72 of them beyond 96, and eight that
+    count as longer than all: a request with 64 goes on with a chance of 0.8, one with 96 of 0.1."""
+    requests = [
+        running("young", 320, num_output_tokens=64),
+        running("old", 1_600, num_output_tokens=96),
+        running("younger", 640, num_output_tokens=48),
+    ]
+    num_ended = tuple({64: 20, 96: 72}.get(length, 0) for length in OUTPUT_LENGTHS)
+    view = replace(instance(running=requests), num_ended=num_ended)
+    by_length = replace(BALANCE, balance_after_tokens=64)
+    by_coming = replace(by_length, balance_horizon_steps=32)
+    assert [each.request_id for each in candidates_to_move(view, by_length)] == ["old", "young"]
+    assert [each.request_id for each in candidates_to_move(view, by_coming)] == ["young", "old"]
 
 
 def test_a_request_that_has_moved_stays_for_a_while_before_it_moves_for_balance() -> None:

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from sterna.config import DispatchRule, PolicyConfig, Soonest
 from sterna.messages.actors import Dispatched, DispatchRequest, SetDestination
-from sterna.messages.reasons import MoveCause
+from sterna.messages.reasons import MoveCause, MoveReason
 from sterna.policy.candidate_table import as_table
 from sterna.policy.dispatch import choose, decide
 from sterna.policy.guarded import guarded
@@ -23,6 +23,7 @@ from sterna.scheduler.core import SchedulerCore
 from sterna.scheduler.explanation import (
     HEADROOM,
     LONGEST_ANSWER,
+    MOST_TO_COME,
     dispatch_reason,
     move_reason,
     rule_name,
@@ -155,6 +156,14 @@ def test_an_urgent_request_goes_by_headroom_where_the_policy_has_one(
     assert choice is not None
     reason = dispatch_reason(request, choice, policy, num_instances=2, held_s=0.0)
     assert reason.rule == rule
+
+
+def test_with_a_horizon_balance_is_explained_by_the_loads_that_are_expected() -> None:
+    policy = replace(STERNA, balance_horizon_steps=500)
+    source = instance("i0", policy, coming_tokens=800, move_coming_tokens=300)
+    destination = instance("i1", policy, coming_tokens=200)
+    reason = move_reason(source, destination, policy)
+    assert reason == MoveReason(MoveCause.BALANCE, 800, 500, 1.2, MOST_TO_COME)
 
 
 @pytest.mark.parametrize(

@@ -164,6 +164,11 @@ CASES = [
         crowded_trace(seed=23, rate=20.0, fraction_high=0.1),
     ),
     Case(
+        "balance of the loads that are expected",
+        configuration(replace(STERNA, balance_after_tokens=4, balance_horizon_steps=20)),
+        crowded_trace(seed=24, rate=20.0, fraction_high=0.1),
+    ),
+    Case(
         "late binding",
         configuration(replace(LLUMNIX, binds_late=True, ageing_tokens_per_s=100.0)),
         crowded_trace(seed=20, fraction_high=0.1),
@@ -350,6 +355,7 @@ policies = st.builds(
     hold_limit_s=st.sampled_from([None, 0.1, 2.0]),
     balance_ratio=st.sampled_from([None, 1.0, 1.5]),
     balance_after_tokens=st.sampled_from([0, 8, 40]),
+    balance_horizon_steps=st.sampled_from([None, None, 1, 30]),
 )
 scalings = st.builds(
     ScalingConfig,

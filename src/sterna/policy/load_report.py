@@ -1,7 +1,10 @@
 """The load report of a llumlet to the global scheduler: Algorithm 1 over its requests. Pure."""
 
+from msgspec import structs
+
 from sterna.config import PolicyConfig
 from sterna.policy.selection import candidates_to_move
+from sterna.policy.survival import coming_tokens
 from sterna.policy.virtual_usage import (
     free_tokens_of,
     num_by_priority_of,
@@ -37,7 +40,7 @@ def load(
         queued_demand_tokens,
         num_by_priority,
     )
-    return InstanceLoad(
+    report = InstanceLoad(
         instance_id=view.instance_id,
         sequence=sequence,
         total_tokens=view.total_tokens,
@@ -50,7 +53,6 @@ def load(
         queued_demand_tokens=queued_demand_tokens,
         num_by_priority=num_by_priority,
         last_dispatch=last_dispatch,
-        move_tokens=move_tokens_of(view, policy),
         num_migrating_out=num_migrating_out,
         num_migrating_in=num_migrating_in,
         num_preemptions=view.num_preemptions,
@@ -61,10 +63,23 @@ def load(
         uncomputed_pairs=uncomputed_pairs_of(view),
         num_slots=view.num_slots,
     )
+    return with_moves(report, view, policy)
 
 
-def move_tokens_of(view: InstanceView, policy: PolicyConfig) -> int | None:
-    """Memory that the request which would move next takes at its destination; None: none can
-    move."""
-    to_move = candidates_to_move(view, policy)
-    return max(to_move[0].physical_usage_tokens, to_move[0].demand_tokens) if to_move else None
+def with_moves(report: InstanceLoad, view: InstanceView, policy: PolicyConfig) -> InstanceLoad:
+    """The load, completed with what only a look at each request shows: the next one to move, and
+    what they are expected to need."""
+    to_move = candidates_to_move(view, policy)[:1]
+    move_tokens = None
+    if to_move:
+        move_tokens = max(to_move[0].physical_usage_tokens, to_move[0].demand_tokens)
+    horizon_steps = policy.balance_horizon_steps
+    if horizon_steps is None:
+        return structs.replace(report, move_tokens=move_tokens)
+    coming = coming_tokens((*view.running, *view.queuing), view, horizon_steps)
+    return structs.replace(
+        report,
+        move_tokens=move_tokens,
+        coming_tokens=view.reserved_tokens + round(sum(coming)),
+        move_coming_tokens=round(sum(coming_tokens(to_move, view, horizon_steps))),
+    )

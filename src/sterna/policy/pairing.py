@@ -21,7 +21,7 @@ from sterna.policy.candidate_table import (
     as_table,
 )
 from sterna.policy.virtual_usage import Candidate, headroom_tokens
-from sterna.types import NORMAL, InstanceId
+from sterna.types import NORMAL, InstanceId, InstanceLoad
 
 
 def pair(candidates: Iterable[Candidate], policy: PolicyConfig) -> dict[InstanceId, InstanceId]:
@@ -81,14 +81,15 @@ def pair(candidates: Iterable[Candidate], policy: PolicyConfig) -> dict[Instance
         for source, destination in zip(overstayed, left, strict=False):
             pairs[source.instance_id] = destination.instance_id
     if policy.balance_ratio is not None:
-        pairs |= _balanced(every, pairs.keys() | set(pairs.values()), policy.balance_ratio)
+        pairs |= _balanced(every, pairs.keys() | set(pairs.values()), policy, policy.balance_ratio)
     return pairs
 
 
 def _balanced(
-    candidates: CandidateTable, already_paired: Set[InstanceId], ratio: float
+    candidates: CandidateTable, already_paired: Set[InstanceId], policy: PolicyConfig, ratio: float
 ) -> dict[InstanceId, InstanceId]:
-    """Pairs between which the next move evens the loads out.
+    """Pairs between which the next move evens out the loads of now, or those that are expected at
+    the horizon (`balance_horizon_steps`).
 
     The source has more than the destination will have. To come back, a request would need the same
     the other way round; so requests that stay the same come to rest. Headrooms count as load where
@@ -96,6 +97,12 @@ def _balanced(
     """
     loads_tokens = candidates.column(REAL_LOAD_TOKENS).tolist()
     virtual_loads_tokens = candidates.column(VIRTUAL_LOAD_TOKENS).tolist()
+    if policy.balance_horizon_steps is not None:
+        loads_tokens = [balanced_load_tokens(each, policy) for each in candidates]
+        virtual_loads_tokens = [
+            load_tokens + each.headroom_share * each.headrooms_tokens
+            for load_tokens, each in zip(loads_tokens, candidates, strict=True)
+        ]
     room_tokens = candidates.column(ROOM_TOKENS).tolist()
     ids = [each.instance_id for each in candidates]
     staying = np.flatnonzero(candidates.column(IS_TERMINATING) == 0).tolist()
@@ -117,16 +124,31 @@ def _balanced(
         if loads_tokens[source] <= ratio * virtual_loads_tokens[destination]:
             # It is near without a move, and those that are left have less.
             break
-        moved_tokens = candidates[source].load.move_tokens
+        load = candidates[source].load
+        moved_tokens = load.move_tokens
         if moved_tokens is None or source in paired:
             continue
-        after_tokens = virtual_loads_tokens[destination] + moved_tokens
+        after_tokens = virtual_loads_tokens[destination] + added_load_tokens(load, policy)
         is_far = loads_tokens[source] > ratio * after_tokens
         # Where it is not, another source, with less to move, may be far enough all the same.
         if is_far and moved_tokens <= room_tokens[destination]:
             pairs[ids[source]] = ids[destination]
             paired |= {source, destination}
     return pairs
+
+
+def balanced_load_tokens(candidate: Candidate, policy: PolicyConfig) -> float:
+    """The load that moves for balance even out: that of now, or the one that is expected."""
+    if policy.balance_horizon_steps is None:
+        return candidate.real_load_tokens
+    return candidate.coming_load_tokens
+
+
+def added_load_tokens(load: InstanceLoad, policy: PolicyConfig) -> int:
+    """What the next move from the instance, if there is one, adds to that load elsewhere."""
+    if policy.balance_horizon_steps is None:
+        return load.move_tokens or 0
+    return load.move_coming_tokens
 
 
 def move_helps(source: Candidate, destination: Candidate, policy: PolicyConfig) -> bool:

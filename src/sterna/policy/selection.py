@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import assert_never
 
 from sterna.config import PolicyConfig, Victim
+from sterna.policy.survival import coming_tokens
 from sterna.policy.virtual_usage import (
     free_tokens_of,
     is_source_by_memory,
@@ -13,7 +14,7 @@ from sterna.policy.virtual_usage import (
 )
 from sterna.types import InstanceView, Priority, RequestId, RequestView
 
-_Ranked = tuple[Priority, int, RequestId, RequestView]
+_Ranked = tuple[Priority, float, RequestId, RequestView]
 """A request behind what it is sorted by."""
 
 
@@ -28,10 +29,11 @@ def candidates_to_move(instance: InstanceView, policy: PolicyConfig) -> tuple[Re
     an instance to itself would be the next to move, and meet other requests again.
 
     From an instance that has memory requests move for balance alone (`balance_ratio`): those that
-    have generated most, by priority as well. They have generated `balance_after_tokens` at least:
-    most outputs are short, and where they are not, what remains is the longer, the longer they have
-    become. They have generated as many on this instance, so that a request does not move again
-    each time that loads change a little.
+    have generated most, or those that are expected to use most memory in some steps
+    (`balance_horizon_steps`), by priority as well. They have generated `balance_after_tokens` at
+    least: most outputs are short, and where they are not, what remains is the longer, the longer
+    they have become. They have generated as many on this instance, so that a request does not move
+    again each time that loads change a little.
 
     Queuing requests move only from a terminating instance, and then first and in the engine's
     order: they hold no memory, so their move copies nothing, and they cannot run before another
@@ -60,15 +62,25 @@ def candidates_to_move(instance: InstanceView, policy: PolicyConfig) -> tuple[Re
         if lowest is not None and has_headroom:
             order = [each for each in order if each[0] < lowest]
         else:
-            order = _for_balance(order, policy)
+            order = _for_balance(order, instance, policy)
     return tuple([request for _, _, _, request in order])
 
 
-def _for_balance(order: Iterable[_Ranked], policy: PolicyConfig) -> list[_Ranked]:
+def _for_balance(
+    order: Iterable[_Ranked], instance: InstanceView, policy: PolicyConfig
+) -> list[_Ranked]:
+    order = [
+        each
+        for each in order
+        if each[-1].num_output_tokens - each[-1].num_earlier_tokens >= policy.balance_after_tokens
+    ]
+    requests = [each[-1] for each in order]
+    amounts: Sequence[float] = [each.num_output_tokens for each in requests]
+    if policy.balance_horizon_steps is not None:
+        amounts = coming_tokens(requests, instance, policy.balance_horizon_steps)
     return sorted(
-        (priority, -request.num_output_tokens, request_id, request)
-        for priority, _, request_id, request in order
-        if request.num_output_tokens - request.num_earlier_tokens >= policy.balance_after_tokens
+        (priority, -amount, request_id, request)
+        for (priority, _, request_id, request), amount in zip(order, amounts, strict=True)
     )
 
 

@@ -125,6 +125,12 @@ class Candidate:
         return load_tokens
 
     @property
+    def coming_load_tokens(self) -> int:
+        """Memory that its requests are expected to use at the policy's horizon
+        (`balance_horizon_steps`); those in flight count with their demand."""
+        return self.load.coming_tokens + sum([each.demand_tokens for each in self.in_flight])
+
+    @property
     def headrooms_tokens(self) -> float:
         """All headrooms of its running requests as a whole, in tokens."""
         return self.load.normal_free_tokens - self.load.free_tokens

@@ -17,6 +17,7 @@ from sterna.policy.candidate_table import (
     Choice,
     Column,
 )
+from sterna.policy.pairing import added_load_tokens, balanced_load_tokens
 from sterna.policy.virtual_usage import Candidate, NewRequest
 from sterna.types import InstanceId
 
@@ -26,6 +27,9 @@ the same priority while one of these stays below the target load."""
 
 LONGEST_ANSWER = "longest answer"
 """The requests that move first for balance."""
+
+MOST_TO_COME = "most memory to come"
+"""Those that move first where the policy has a horizon (`balance_horizon_steps`)."""
 
 
 def dispatch_reason(
@@ -71,13 +75,14 @@ def move_reason(source: Candidate, destination: Candidate, policy: PolicyConfig)
     elif policy.preempted_make_source and load.num_preempted > 0:
         cause = MoveCause.PREEMPTION
     else:
-        with_request_tokens = destination.virtual_load_tokens + (load.move_tokens or 0)
+        headrooms_tokens = destination.headroom_share * destination.headrooms_tokens
+        after_tokens = balanced_load_tokens(destination, policy) + headrooms_tokens
         return MoveReason(
             MoveCause.BALANCE,
-            source.real_load_tokens,
-            with_request_tokens,
+            balanced_load_tokens(source, policy),
+            after_tokens + added_load_tokens(load, policy),
             policy.balance_ratio or 0.0,
-            LONGEST_ANSWER,
+            LONGEST_ANSWER if policy.balance_horizon_steps is None else MOST_TO_COME,
         )
     return MoveReason(
         cause,

@@ -18,6 +18,7 @@ from sterna.engine.emulated.compiled.tables import (
     NEVER,
     NONE,
     NUM_ENDED,
+    NUM_LENGTHS,
     NUM_STEPS,
     REPORTED,
     Contents,
@@ -27,12 +28,11 @@ from sterna.engine.emulated.compiled.tables import (
 )
 from sterna.metrics.records import Records
 from sterna.migration.messages import Drain, Reason, RequestPosition
-from sterna.policy.load_report import move_tokens_of
-from sterna.policy.own import chooses_victims
+from sterna.policy.load_report import with_moves
 from sterna.policy.virtual_usage import free_tokens_of, is_source_by_memory, lowest_with_headroom
 from sterna.simulator.config import SimulationConfig
 from sterna.simulator.engines import index_of, request_id_of
-from sterna.simulator.fast_tables import Columns, tables_of
+from sterna.simulator.fast_tables import Columns, looks_at_requests, tables_of
 from sterna.simulator.recorder import MemorySample
 from sterna.types import (
     NORMAL,
@@ -222,7 +222,7 @@ class FastEngines:
         self._trace = trace
         self._config = config
         self._policy = config.policy
-        self._has_own_victims = chooses_victims(config.policy)
+        self._looks_at_requests = looks_at_requests(config.policy)
         self._block_size = config.engine.block_size
         self._total_tokens = config.engine.total_tokens
         self._lowest_that_stays = lowest_with_headroom(self._total_tokens, config.policy)
@@ -316,20 +316,19 @@ class FastEngines:
         self._columns.has_changed[row] = 1
 
     def changed_loads(self, now_s: float) -> list[InstanceLoad]:
-        if self._has_own_victims:
-            # Each step may have changed which request moves next.
+        if self._looks_at_requests:
+            # Each step may have changed what they show.
             for row in self._engines:
                 self._list_anew(row)
         num_changed = entries.advance_and_list(self._places, now_s, self._listed_reports)
         loads = [self._load(*listed) for listed in self._listed_reports[:num_changed].tolist()]
-        if self._has_own_victims:
+        if self._looks_at_requests:
             rows = self._listed_reports[:num_changed, 0].tolist()
-            loads = [self._with_own_victim(*each, now_s) for each in zip(rows, loads, strict=True)]
+            loads = [
+                with_moves(each, self.view(row, now_s), self._policy)
+                for row, each in zip(rows, loads, strict=True)
+            ]
         return loads
-
-    def _with_own_victim(self, row: int, load: InstanceLoad, now_s: float) -> InstanceLoad:
-        move_tokens = move_tokens_of(self.view(row, now_s), self._policy)
-        return structs.replace(load, move_tokens=move_tokens)
 
     def _load(
         self,
@@ -440,6 +439,7 @@ class FastEngines:
             is_terminating=engine.is_terminating,
             shared_tokens=(columns.used_blocks[row] - num_used_blocks) * self._block_size,
             num_slots=self._config.engine.max_num_seqs,
+            num_ended=tuple(self._tables.counts[row, -NUM_LENGTHS:].tolist()),
         )
 
     def _view_running(

@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from sterna.config import Victim
+from sterna.config import PolicyConfig, Victim
 from sterna.engine.emulated.compiled.tables import (
     LAST_STARTED,
     LONGEST,
@@ -20,6 +20,7 @@ from sterna.engine.emulated.compiled.tables import (
     make_tables,
 )
 from sterna.engine.emulated.config import Preemption, StepMode
+from sterna.policy.own import chooses_victims
 from sterna.simulator.config import Report, SimulationConfig
 from sterna.workload.block_hashes import BlockHashes
 from sterna.workload.trace import Trace
@@ -30,6 +31,11 @@ VICTIMS = {
     Victim.LAST_STARTED: LAST_STARTED,
 }
 """The rules that the compiled `reports.find_victim` has; for others, the plain engines run."""
+
+
+def looks_at_requests(policy: PolicyConfig) -> bool:
+    """Whether loads follow from a look at each request, which the compiled steps do not have."""
+    return chooses_victims(policy) or policy.balance_horizon_steps is not None
 
 
 @dataclass(slots=True)

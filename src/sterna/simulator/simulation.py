@@ -30,10 +30,10 @@ from sterna.scheduler.global_scheduler import (
     GlobalScheduler,
     SetDestination,
 )
-from sterna.simulator.config import SimulationConfig
+from sterna.simulator.config import Report, SimulationConfig
 from sterna.simulator.engines import Engines, index_of, request_id_of
 from sterna.simulator.event_queue import EventQueue, Rank
-from sterna.simulator.fast_tables import VICTIMS
+from sterna.simulator.fast_tables import VICTIMS, looks_at_requests
 from sterna.simulator.links import Copy, Links
 from sterna.simulator.plain import PlainEngines
 from sterna.simulator.recorder import Recorder
@@ -526,11 +526,13 @@ class _EnginePrefixes:
 
 
 def _engines(trace: Trace, config: SimulationConfig) -> Engines:
-    """The compiled engines, or the plain ones, also for rules that only these have."""
+    """The compiled engines, or the plain ones, also for rules that only these have, and for reports
+    of a state of requests that has passed."""
     has_compiled_rules = config.engine.preemption is not Preemption.LEAST_URGENT and (
         not config.policy.migrates or config.policy.victim in VICTIMS
     )
-    if not (config.is_fast and has_compiled_rules):
+    shows_past = config.report is not Report.LIVE and looks_at_requests(config.policy)
+    if not (config.is_fast and has_compiled_rules) or shows_past:
         return PlainEngines(trace, config)
     # numba takes a second to import, which plain runs do not need.
     from sterna.simulator.fast import FastEngines

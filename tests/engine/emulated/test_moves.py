@@ -10,6 +10,7 @@ from sterna.errors import UnknownRequestError
 from sterna.migration.messages import Reason, RequestPosition
 from sterna.types import (
     HIGH,
+    OUTPUT_LENGTHS,
     Immovable,
     InstanceId,
     InstanceView,
@@ -416,7 +417,23 @@ def test_a_view_shows_requests_with_their_memory_and_demands() -> None:
         reserved_tokens=12,
         is_terminating=True,
         num_slots=256,
+        num_ended=(0,) * len(OUTPUT_LENGTHS),
     )
+
+
+def test_outputs_that_ended_or_were_aborted_here_are_counted_and_those_that_left_are_not() -> None:
+    core = two_running()
+    drain(core, "a")
+    core.release(RequestId("a"))
+    core.abort(RequestId("b"))
+    add(core, request("c", 5, output_tokens=20))
+    add(core, request("waits", 5))
+    while not core.is_empty:
+        core.begin_step()
+        core.end_step()
+        core.abort(RequestId("waits"))
+    counts = core.view(InstanceId("i0")).num_ended
+    assert {OUTPUT_LENGTHS[k]: num for k, num in enumerate(counts) if num} == {0: 1, 16: 1}
 
 
 def test_a_request_demands_memory_until_its_prompt_is_computed() -> None:

@@ -19,6 +19,7 @@ from sterna.engine.emulated.durations import StepTime
 from sterna.engine.emulated.prefix_cache import CachedBlock, PrefixCache, num_common, num_free
 from sterna.engine.emulated.requests import EmulatedRequest, RequestState
 from sterna.engine.emulated.steps import Step, Token
+from sterna.engine.ended_outputs import EndedOutputs
 from sterna.errors import UnknownRequestError
 from sterna.migration.messages import Drain, Reason, RequestPosition
 from sterna.types import (
@@ -77,6 +78,7 @@ class EmulatedCore:
         self._prefixes = PrefixCache(recorder)
         self._num_preemptions = 0
         self._num_prefix_tokens = self._num_prefix_hits = 0
+        self._ended = EndedOutputs()
         self._scheduled: list[tuple[EmulatedRequest, int]] = []
 
     # ------------------------------------------------------------------------------- views
@@ -167,6 +169,7 @@ class EmulatedCore:
             num_slots=self._config.max_num_seqs,
             num_prefix_tokens=self._num_prefix_tokens,
             num_prefix_hits=self._num_prefix_hits,
+            num_ended=self._ended.counts,
         )
 
     @property
@@ -256,6 +259,7 @@ class EmulatedCore:
         request = self._requests.pop(request_id, None)
         if request is None:
             return
+        self._ended.add(request.num_output_tokens)
         self._free(request)
         self._drained.pop(request_id, None)
         for requests in (self._running, self._waiting):
@@ -330,6 +334,7 @@ class EmulatedCore:
             tokens.append(Token(request.request_id, index, is_last))
             if is_last:
                 self._running.remove(request)
+                self._ended.add(request.num_output_tokens)
                 self._free(request)
                 del self._requests[request.request_id]
         self._scheduled = []

@@ -22,6 +22,7 @@ from vllm.v1.metrics.stats import RequestSpecDecodeMetrics, SchedulerStats
 from vllm.v1.request import Request, RequestStatus
 
 from sterna.engine.drains import DrainOutcome, Left, drain_outcome
+from sterna.engine.ended_outputs import EndedOutputs
 from sterna.engine.kv_columns import Columns, Held
 from sterna.engine.vllm.adapters import adapter_numbers
 from sterna.engine.vllm.kv_groups import CacheReports, KvGroups, MovingPrefixes
@@ -91,6 +92,7 @@ class MigratingScheduler(Scheduler):
         self.num_preemptions = 0
         self.num_prefix_tokens = 0
         self.num_prefix_hits = 0
+        self._ended = EndedOutputs()
         self._drained: dict[str, Request] = {}
         self._reservations: dict[MigrationId, Reservation] = {}
         # Requests in the batch of which V2 workers have not heard.
@@ -199,6 +201,7 @@ class MigratingScheduler(Scheduler):
             num_slots=self._admission_limit,
             num_prefix_tokens=self.num_prefix_tokens,
             num_prefix_hits=self.num_prefix_hits,
+            num_ended=self._ended.counts,
         )
 
     def _drained_running(self) -> list[Request]:
@@ -370,7 +373,8 @@ class MigratingScheduler(Scheduler):
         if request.is_finished():
             return
         request.status = RequestStatus.FINISHED_ABORTED
-        self._free_request(request)
+        # Its output goes on elsewhere.
+        super()._free_request(request)
         if self._offloading is not None:
             self._offloading.leave(request)
         self.prev_step_scheduled_req_ids.discard(request_id)
@@ -534,6 +538,10 @@ class MigratingScheduler(Scheduler):
             # never preempted. A worker would drop the outputs that it has of another engine.
             request.status = RequestStatus.PREEMPTED
         return is_ready
+
+    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        self._ended.add(request.num_output_tokens)
+        return super()._free_request(request, *args, **kwargs)
 
     def _preempt_request(self, *args: Any, **kwargs: Any) -> None:
         self.num_preemptions += 1

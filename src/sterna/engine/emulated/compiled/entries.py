@@ -18,13 +18,15 @@ from numpy.typing import NDArray
 from sterna.engine.emulated.compiled import moves, prefixes, reports, stepping
 from sterna.engine.emulated.compiled.pointers import tables_at
 from sterna.engine.emulated.compiled.tables import Tables
+from sterna.types import MAX_ENDED, OUTPUT_LENGTHS
 
 
 def _source() -> int:
-    """Checksum of the sources of all compiled functions."""
+    """Checksum of the sources of all compiled functions, and of constants that they import."""
     here = Path(__file__).parent
     sources = [*sorted(here.glob("*.py")), here.parent / "durations.py"]
-    return zlib.crc32(b"".join(source.read_bytes() for source in sources))
+    constants = repr((OUTPUT_LENGTHS, MAX_ENDED)).encode()
+    return zlib.crc32(b"".join([constants, *[source.read_bytes() for source in sources]]))
 
 
 SOURCE = _source()

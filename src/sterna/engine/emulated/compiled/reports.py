@@ -25,6 +25,7 @@ from sterna.engine.emulated.compiled.tables import (
     MOVE_PRIORITY,
     NO_VICTIM,
     NONE,
+    NUM_LENGTHS,
     NUM_PREEMPTED_QUEUING,
     NUM_PREEMPTIONS,
     NUM_QUEUING,
@@ -74,7 +75,7 @@ def take_report(tables: Tables, which: int, r: int) -> None:
             index = find_victim(tables, r, FOR_BALANCE)
             if index != NONE:
                 report[BALANCE_BLOCKS] = num_blocks_of(row, tables.requests[index], rule.block_size)
-    for priority in range(tables.counts.shape[1]):
+    for priority in range(tables.counts.shape[1] - NUM_LENGTHS):
         report[BY_PRIORITY + priority] = tables.counts[r, priority]
 
 

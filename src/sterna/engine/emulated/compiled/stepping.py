@@ -16,6 +16,7 @@ from sterna.engine.emulated.compiled.tables import (
     NEVER,
     NONE,
     NUM_ENDED,
+    NUM_LENGTHS,
     NUM_STEPS,
     NUM_TURNS,
     PREFILLING,
@@ -23,6 +24,7 @@ from sterna.engine.emulated.compiled.tables import (
     Tables,
 )
 from sterna.engine.emulated.durations import step_duration_s, whole_nanoseconds
+from sterna.types import MAX_ENDED, OUTPUT_LENGTHS
 
 duration_s = njit(cache=True)(step_duration_s)
 nanoseconds = njit(cache=True)(whole_nanoseconds)
@@ -206,12 +208,26 @@ def remove_finished(tables: Tables, r: int, now_s: float) -> None:
         request.num_blocks = 0
         request.end_s = now_s
         tables.counts[r, request.priority] -= 1
+        count_ended(tables, r, request.output_tokens)
         tables.notes[NUM_ENDED] += 1
         if request.has_next:
             tables.notes[FIRST_TURN + tables.notes[NUM_TURNS]] = index
             tables.notes[NUM_TURNS] += 1
     row.num_running = num_kept
     row.next_finish = next_finish
+
+
+@njit
+def count_ended(tables: Tables, r: int, num_tokens: int) -> None:
+    """Count an output of this length as `EndedOutputs` does."""
+    counts = tables.counts[r, tables.counts.shape[1] - NUM_LENGTHS :]
+    place = NUM_LENGTHS - 1
+    while OUTPUT_LENGTHS[place] > num_tokens:
+        place -= 1
+    counts[place] += 1
+    if counts.sum() == MAX_ENDED:
+        for place in range(NUM_LENGTHS):
+            counts[place] //= 2
 
 
 @njit

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from sterna.types import OUTPUT_LENGTHS
+
 Table = Any
 """A structured array; its fields are known to numpy and numba, not to the type checker."""
 
@@ -46,6 +48,9 @@ that which would move for balance alone; NONE when none can move."""
 
 NUM_ENDED, NUM_STEPS, NUM_TURNS, FIRST_TURN = range(4)
 """Indices in `Tables.notes`."""
+
+NUM_LENGTHS = len(OUTPUT_LENGTHS)
+"""The last ones in a row of `Tables.counts`."""
 
 NO_VICTIM, SHORTEST, LONGEST, LAST_STARTED, FOR_BALANCE = range(5)
 """Rules for the request that a report names as the next to move."""
@@ -207,7 +212,8 @@ class Tables(NamedTuple):
         running: int64[num_rows, max_num_seqs], the running requests of each engine, in the
             order in which they get memory.
         remainders: int64[num_rows, block_size], decoding requests by offset % block_size.
-        counts: int64[num_rows, num_priorities], running and drained requests by priority.
+        counts: int64[num_rows, num_priorities + NUM_LENGTHS], running and drained requests by
+            priority, then the outputs that have ended by length (`InstanceView.num_ended`).
         reports: int64[3, num_rows, BY_PRIORITY + num_priorities], the reports of each engine.
         notes: int64[3 + 3 * max_num_seqs], requests ended, steps begun, the number of requests
             that ended in a step and whose sessions go on; then these requests; then room for those
@@ -251,7 +257,7 @@ def make_tables(requests: Table, settings: Table, num_rows: int) -> Tables:
         requests=requests,
         running=np.zeros((num_rows, max_num_seqs), np.int64),
         remainders=np.zeros((num_rows, block_size), np.int64),
-        counts=np.zeros((num_rows, num_priorities), np.int64),
+        counts=np.zeros((num_rows, num_priorities + NUM_LENGTHS), np.int64),
         reports=np.zeros((3, num_rows, BY_PRIORITY + num_priorities), np.int64),
         notes=np.zeros(FIRST_TURN + 3 * max_num_seqs, np.int64),
         settings=settings,
@@ -307,6 +313,7 @@ def begin_row(tables: Tables, contents: Contents, r: int) -> None:
     row["free_blocks"] = tables.settings[0]["num_blocks"]
     row["first_idle"] = row["last_idle"] = NONE
     tables.rows[r] = row
+    tables.counts[r] = 0
     contents.buckets[r] = NONE
     # Each unused row leads to the next one. There are as many as blocks, so that none lacks.
     contents.cached[r]["behind"] = np.arange(1, contents.cached.shape[1] + 1)
