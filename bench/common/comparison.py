@@ -14,13 +14,17 @@ TAILS = (50 * (1 - CONFIDENCE), 50 * (1 + CONFIDENCE))
 """The percentiles of an interval's bounds."""
 
 
+NUM_REDRAWS = 500
+"""Resamples where each computes a number from rows anew."""
+
+
 @dataclass(frozen=True, slots=True)
-class Factor:
-    """A policy against another one; above 1 it is better.
+class Estimate:
+    """A number that follows from several seeds.
 
     Attributes:
-        mean: the geometric mean over points and seeds.
-        low, high: the bounds of the interval of `CONFIDENCE`, over the seeds.
+        mean: of all seeds.
+        low, high: the bounds of the interval of `CONFIDENCE`, over the seeds; NaN of a single one.
     """
 
     mean: float
@@ -28,8 +32,9 @@ class Factor:
     high: float
 
     @classmethod
-    def of_seeds(cls, logs: Sequence[float]) -> "Factor":
-        """From the logarithm of each seed's factor, resampled (bootstrap, percentiles)."""
+    def of_seeds(cls, logs: Sequence[float]) -> "Estimate":
+        """The geometric mean, from the logarithm of each seed's factor, resampled (bootstrap,
+        percentiles)."""
         values = np.array(logs)
         mean = math.exp(float(values.mean()))
         if len(values) < 2:
@@ -72,8 +77,9 @@ class Middle:
 
 def factor(
     rows: Iterable[Row], metric: str, policy: str, other: str, points: Sequence[str]
-) -> Factor | None:
-    """The other's value over the policy's, for a metric of which less is better.
+) -> Estimate | None:
+    """The other's value over the policy's, for a metric of which less is better: above 1 the policy
+    is better. The geometric mean over points and seeds.
 
     Preemption losses count with at least `LOSS_FLOOR_S`.
 
@@ -92,7 +98,27 @@ def factor(
                 return None
             of_seed.append(math.log(max(theirs, floor) / max(ours, floor)))
         logs.append(sum(of_seed) / len(of_seed))
-    return Factor.of_seeds(logs) if logs else None
+    return Estimate.of_seeds(logs) if logs else None
+
+
+def estimate(
+    rows: Sequence[Row], statistic: Callable[[Sequence[Row]], float | None]
+) -> Estimate | None:
+    """A number that a function finds in rows, with its interval: seeds are drawn with replacement,
+    and the function gets the rows of these. None if it finds none in all rows."""
+    value = statistic(rows)
+    if value is None:
+        return None
+    of_seed: dict[int, list[Row]] = {}
+    for row in rows:
+        of_seed.setdefault(row["seed"], []).append(row)
+    if len(of_seed) < 2:
+        return Estimate(value, math.nan, math.nan)
+    every = list(of_seed.values())
+    draws = np.random.default_rng(0).integers(len(every), size=(NUM_REDRAWS, len(every)))
+    again = (statistic([row for k in drawn for row in every[k]]) for drawn in draws.tolist())
+    low, high = np.percentile([each for each in again if each is not None], TAILS)
+    return Estimate(value, float(low), float(high))
 
 
 def mean(rows: Iterable[Row], metric: str, policy: str, point: str) -> float | None:

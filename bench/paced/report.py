@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from bench.common.comparison import Factor, factor
+from bench.common.comparison import Estimate, factor
 from bench.common.pages import Goal
 from bench.common.tables import Row, markdown_table, number
 from bench.paced.runs import PACED, SIMULATED
@@ -111,5 +111,5 @@ def _mean(rows: Sequence[Row], case: str, policy: str, kind: str, column: str) -
     return fmean(values) if values else None
 
 
-def _text(value: Factor | None) -> str:
+def _text(value: Estimate | None) -> str:
     return "" if value is None else str(value)

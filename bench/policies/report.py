@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from bench.common.comparison import best, factor, mean
+from bench.common.comparison import Estimate, best, estimate, factor, mean
 from bench.common.pages import Goal, goal_list
 from bench.common.tables import Row, folded, markdown_table, number
 from bench.policies.contenders import (
@@ -287,12 +287,15 @@ def _scaling_goals(rows: Sequence[Row]) -> list[Goal]:
     points = [scaling_point(*each) for each in SCALING_STEPS]
     scaling = ScalingConfig()
     default = scaling_point(scaling.low_freeness_steps, scaling.high_freeness_steps)
-    limit_s = mean(rows, "ttft_p99_s", LLUMNIX, default)
-    theirs = mean(rows, "instances_avg", LLUMNIX, default)
-    if limit_s is None or theirs is None:
+    known = [each for each in rows if each["point"] in points]
+    if not known:
         return []
 
-    def share(policy: str) -> float | None:
+    def share(rows: Sequence[Row], policy: str) -> float | None:
+        limit_s = mean(rows, "ttft_p99_s", LLUMNIX, default)
+        theirs = mean(rows, "instances_avg", LLUMNIX, default)
+        if limit_s is None or theirs is None:
+            return None
         fewest = [
             instances
             for point in points
@@ -301,9 +304,10 @@ def _scaling_goals(rows: Sequence[Row]) -> list[Goal]:
         ]
         return min(fewest) / theirs if fewest else None
 
-    ours, oracle = share(STERNA), share(TRUE_LENGTHS)
-    text = "at no threshold" if ours is None else f"{ours:.2f}"
-    is_reached = ours is not None and ours <= 0.9
+    ours = _estimate(known, share, STERNA, LLUMNIX)
+    oracle = _estimate(known, share, TRUE_LENGTHS, LLUMNIX)
+    text = "at no threshold" if ours is None else str(ours)
+    is_reached = ours is not None and ours.mean <= 0.9
     if not is_reached:
         text = _with_bounds(text, {TRUE_LENGTHS: oracle})
     name = "auto-scaling: instances at no larger TTFT P99 than Llumnix's"
@@ -344,48 +348,57 @@ def _prefix_goals(rows: Sequence[Row]) -> list[Goal]:
 
 
 def _reuse_goals(rows: Sequence[Row], point: str) -> list[Goal]:
+    def share(rows: Sequence[Row], policy: str) -> float | None:
+        return mean(rows, "prefix_reuse", policy, point)
+
     def text(policy: str) -> str | None:
-        reuse = mean(rows, "prefix_reuse", policy, point)
+        reuse = share(rows, policy)
         return None if reuse is None else f"{100 * reuse:.1f} %"
 
-    reuse, shown = mean(rows, "prefix_reuse", STERNA, point), text(STERNA)
-    if reuse is None or shown is None:
+    ours = _estimate([each for each in rows if each["point"] == point], share, STERNA)
+    if ours is None:
         return []
-    is_reached = reuse >= 0.97
+    shown = f"{text(STERNA)} [{100 * ours.low:.1f}, {100 * ours.high:.1f}]"
+    is_reached = ours.mean >= 0.97
     if not is_reached:
-        peer = best(lambda each: -(mean(rows, "prefix_reuse", each, point) or 0.0), _peers(rows))
+        peer = best(lambda each: -(share(rows, each) or 0.0), _peers(rows))
         most = None if peer is None else text(peer[0])
         shown = _with_bounds(shown, {POOLED: text(POOLED), "the most of others": most})
     return [Goal(f"{point}: reuse", "97 %", shown, is_reached)]
 
 
 def _next_turn_goals(rows: Sequence[Row], point: str) -> list[Goal]:
-    def share(policy: str) -> float | None:
+    def share(rows: Sequence[Row], policy: str) -> float | None:
         again, local = (
             mean(rows, f"{which}_ttft_p99_s", policy, point) for which in ("again", "local")
         )
         return None if again is None or local is None else again / local
 
-    ours, free = share(STERNA), share(FREE_MOVES)
+    known = [each for each in rows if each["point"] == point]
+    ours, free = (_estimate(known, share, policy) for policy in (STERNA, FREE_MOVES))
     if ours is None:
         return []
-    text = f"{ours:.2f}"
-    if ours > 1.1:
+    text = str(ours)
+    if ours.mean > 1.1:
         text = _with_bounds(text, {FREE_MOVES: free})
     name = (
         f"{point}: TTFT P99 of next turns over that of those with all of their prefix in the cache"
     )
-    return [Goal(name, "at most 1.1", text, ours <= 1.1)]
+    return [Goal(name, "at most 1.1", text, ours.mean <= 1.1)]
 
 
 def _imbalance_goals(rows: Sequence[Row], point: str) -> list[Goal]:
-    ours, free = (mean(rows, "imbalance_mean", policy, point) for policy in (STERNA, FREE_MOVES))
+    def imbalance(rows: Sequence[Row], policy: str) -> float | None:
+        return mean(rows, "imbalance_mean", policy, point)
+
+    known = [each for each in rows if each["point"] == point]
+    ours, free = (_estimate(known, imbalance, policy) for policy in (STERNA, FREE_MOVES))
     if ours is None:
         return []
-    text = f"{ours:.2f}"
-    if ours > 1.3:
+    text = str(ours)
+    if ours.mean > 1.3:
         text = _with_bounds(text, {FREE_MOVES: free})
-    return [Goal(f"{point}: largest over mean load", "at most 1.3", text, ours <= 1.3)]
+    return [Goal(f"{point}: largest over mean load", "at most 1.3", text, ours.mean <= 1.3)]
 
 
 def _reasoning_goals(rows: Sequence[Row]) -> list[Goal]:
@@ -404,36 +417,31 @@ def _reasoning_goals(rows: Sequence[Row]) -> list[Goal]:
             (POOLED, SOLO),
         )
         found += _rate_goals(rows, point, other)
-    value = factor(rows, "makespan_s", STERNA, POOLED, [ROLLOUTS])
+    # The other way round: how many times as long as the bound's.
+    value = factor(rows, "makespan_s", POOLED, STERNA, [ROLLOUTS])
     if value is not None:
-        found.append(
-            Goal(
-                f"{ROLLOUTS}: makespan over the bound's", "at most 1.1",
-                f"{1 / value.mean:.2f}", value.mean >= 1 / 1.1,
-            )
-        )  # fmt: skip
+        name = f"{ROLLOUTS}: makespan over the bound's"
+        found.append(Goal(name, "at most 1.1", str(value), value.mean <= 1.1))
     return found
 
 
 def _rate_goals(rows: Sequence[Row], point: str, other: str) -> list[Goal]:
     """Output tokens at the P90 TPOT that another policy has on this point: in the steady state they
     are as the rate of the requests."""
-    limit_s = mean(rows, "tpot_p90_s", other, point)
-    if limit_s is None:
-        return []
 
-    def share(policy: str) -> float | None:
-        rate = rate_at(rows, policy, limit_s)
+    def share(rows: Sequence[Row], policy: str) -> float | None:
+        limit_s = mean(rows, "tpot_p90_s", other, point)
+        rate = None if limit_s is None else rate_at(rows, policy, limit_s)
         return None if rate is None else rate / REASONING_RATE
 
-    ours = share(STERNA)
+    ours, pooled = (_estimate(rows, share, policy, other) for policy in (STERNA, POOLED))
     if ours is None:
         return []
-    text = f"{ours:.2f} times as many"
-    if ours < 1.15:
-        text = _with_bounds(text, {POOLED: share(POOLED)})
+    text = f"{ours} times as many"
+    if ours.mean < 1.15:
+        text = _with_bounds(text, {POOLED: pooled})
     name = f"{point}: output tokens at the P90 TPOT of `{other}`"
-    return [Goal(name, "1.15, or the P99 halved", text, ours >= 1.15)]
+    return [Goal(name, "1.15, or the P99 halved", text, ours.mean >= 1.15)]
 
 
 def rate_at(rows: Sequence[Row], policy: str, tpot_s: float) -> float | None:
@@ -461,6 +469,17 @@ def _best_peer(rows: Sequence[Row], metric: str, point: str) -> str | None:
     return None if found is None else found[0]
 
 
+def _estimate(
+    rows: Sequence[Row],
+    statistic: Callable[[Sequence[Row], str], float | None],
+    policy: str,
+    *others: str,
+) -> Estimate | None:
+    """A number of a policy, from its rows and those of the others that it is compared with."""
+    known = [each for each in rows if each["policy"] in (policy, *others)]
+    return estimate(known, lambda drawn: statistic(drawn, policy))
+
+
 def _against(
     rows: Sequence[Row],
     name: str,
@@ -477,16 +496,14 @@ def _against(
     text = f"{value} times better"
     if value.mean < bound:
         factors = {each: factor(rows, metric, each, other, points) for each in bounds}
-        text = _with_bounds(
-            text, {each: None if found is None else found.mean for each, found in factors.items()}
-        )
+        text = _with_bounds(text, factors)
     return [Goal(name, f"{bound:g}", text, value.mean >= bound)]
 
 
-def _with_bounds(text: str, values: Mapping[str, str | float | None]) -> str:
+def _with_bounds(text: str, values: Mapping[str, str | Estimate | None]) -> str:
     """What was found, with what bounds have in its place."""
     known = [
-        f"*{name}*: {value if isinstance(value, str) else f'{value:.2f}'}"
+        f"*{name}*: {value if isinstance(value, str) else f'{value.mean:.2f}'}"
         for name, value in values.items()
         if value is not None
     ]

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bench.common.comparison import Factor, best, factor, mean
+from bench.common.comparison import Estimate, best, estimate, factor, mean
 from bench.policies.contenders import GRIDS, combinations, contenders
 from bench.policies.search import score, tuned
 
@@ -58,9 +58,21 @@ def test_a_loss_that_is_gone_counts_as_a_millisecond() -> None:
 
 def test_an_interval_holds_most_seeds_means_and_is_the_same_each_time() -> None:
     logs = [math.log(value) for value in (1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7)]
-    found = Factor.of_seeds(logs)
-    assert found == Factor.of_seeds(logs)
+    found = Estimate.of_seeds(logs)
+    assert found == Estimate.of_seeds(logs)
     assert 1.15 < found.low < found.mean < found.high < 1.55
+
+
+def test_a_number_from_rows_has_an_interval_over_their_seeds() -> None:
+    rows = [row("ours", seed, float(seed)) for seed in range(1, 9)]
+    found = estimate(rows, lambda drawn: mean(drawn, METRIC, "ours", "p"))
+    assert found == estimate(rows, lambda drawn: mean(drawn, METRIC, "ours", "p"))
+    assert found is not None
+    assert found.mean == 4.5
+    assert 3.0 < found.low < 4.0 < 5.0 < found.high < 6.0
+    assert estimate(rows, lambda drawn: mean(drawn, METRIC, "other", "p")) is None
+    single = estimate(rows[:1], lambda drawn: mean(drawn, METRIC, "ours", "p"))
+    assert str(single) == "1.00"
 
 
 def test_the_mean_leaves_out_what_is_missing() -> None:

@@ -72,7 +72,7 @@ def test_next_turns_are_compared_with_those_that_found_their_prefix() -> None:
     found = {each.name: each for each in report.goals(rows("prefixes", again_ttft_p99_s=2.3))}
     of_turns = [each for name, each in found.items() if "next turns" in name]
     assert [(each.found, each.is_reached) for each in of_turns] == 2 * [
-        ("2.30 (*free moves*: 1.00)", False)
+        ("2.30 [2.30, 2.30] (*free moves*: 1.00)", False)
     ]
     even = [each for each in report.goals(rows("prefixes")) if "next turns" in each.name]
     assert [each.is_reached for each in even] == [True, True]
@@ -115,14 +115,14 @@ def test_fewer_instances_count_only_where_first_tokens_come_as_soon() -> None:
                 row |= {"instances_avg": 0.5, "ttft_p99_s": p99_s}
         return {each.name: each.found for each in report.goals(of_family)}[name]
 
-    assert goal(1.1) == "1.00 (*true lengths*: 1.00)"
-    assert goal(1.0) == "0.50"
+    assert goal(1.1) == "1.00 [1.00, 1.00] (*true lengths*: 1.00)"
+    assert goal(1.0) == "0.50 [0.50, 0.50]"
 
 
 def test_the_makespan_is_judged_by_the_bound() -> None:
     found = {each.name: each for each in report.goals(rows("reasoning", makespan_s=1.25))}
     goal = found["512 rollouts at once: makespan over the bound's"]
-    assert (goal.found, goal.is_reached) == ("1.25", False)
+    assert (goal.found, goal.is_reached) == ("1.25 [1.25, 1.25]", False)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
