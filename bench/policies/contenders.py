@@ -65,7 +65,8 @@ WITHOUT = (
 
 AHEAD = "sterna:num_session_copies=4"
 EXPECTED = "sterna:balance_horizon_steps=512"
-MORE = (AHEAD, EXPECTED)
+FREEING = "sterna:victim=freeing"
+MORE = (AHEAD, EXPECTED, FREEING)
 """Sterna's policy with a part that it leaves off."""
 
 COSTS = (
@@ -100,7 +101,7 @@ def contenders(family: str, tuned: Mapping[str, str], *, has_parts: bool) -> Seq
             bounds: Sequence[str] = (TRUE_LENGTHS, SOLO)
         case "prefixes":
             theirs = [variant for rule, variant in tuned.items() if rule != STERNA]
-            others, parts = (*ZOO, *theirs), (*parts, AHEAD, *COSTS) if has_parts else ()
+            others, parts = (*ZOO, *theirs), (*parts, AHEAD, FREEING, *COSTS) if has_parts else ()
             bounds = (FREE_MOVES, POOLED, SOLO)
         case _:
             others = ("round-robin", "vllm-dp", *tuned.values())

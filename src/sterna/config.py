@@ -27,6 +27,9 @@ class Victim(Enum):
     """The last one of the engine's batch. In vLLM's order that is the one that entered it last,
     migrated ones included; in order of priority and arrival, as in the paper's engine
     (`Preemption.LATEST_ARRIVED`), the one that arrived last."""
+    FREEING = "freeing"
+    """The one that frees most memory for what is copied: what it found in the prefix cache is
+    copied with it, and others may still hold it. Of equal ones the shortest."""
 
 
 class QueueDemand(Enum):

@@ -91,6 +91,8 @@ class RequestView(msgspec.Struct, frozen=True):
             compute; 0 when it decodes.
         num_earlier_tokens: output tokens that it had when it came to this instance from another
             one.
+        num_shared_tokens: tokens of its prefix that it found in the prefix cache when it was
+            admitted, whose memory others may hold too.
     """
 
     request_id: RequestId
@@ -107,6 +109,7 @@ class RequestView(msgspec.Struct, frozen=True):
     unsupported: str = ""
     uncomputed_tokens: int = 0
     num_earlier_tokens: int = 0
+    num_shared_tokens: int = 0
 
 
 OUTPUT_LENGTHS = (0, 16, 32, 48, *(length << n for n in range(11) for length in (64, 96)))

@@ -83,6 +83,9 @@ def test_outputs_that_end_here_are_counted_by_length_and_those_that_leave_are_no
 def test_tokens_that_the_prefix_cache_has_are_counted_once_a_request(tmp_path: Path) -> None:
     with tiny_core(tmp_path / "tiny", **SMALL, enable_prefix_caching=True) as vllm_core:
         core = with_scheduler(vllm_core, prefix_caching=True, log_stats=True)
+        shown: list[InstanceView] = []
+        show = core.scheduler.view
+        core.scheduler.on_scheduled = [lambda _: shown.append(show(InstanceId("i0"), False))]
         for request_id in (A, B):
             add(core, request_id, 100, output_tokens=3)
             while core.scheduler.has_requests():
@@ -90,3 +93,5 @@ def test_tokens_that_the_prefix_cache_has_are_counted_once_a_request(tmp_path: P
         view = core.scheduler.view(InstanceId("i0"), False)
         # The second request finds the three whole blocks of the first.
         assert (view.num_prefix_tokens, view.num_prefix_hits) == (200, 96)
+        found = [(r.request_id, r.num_shared_tokens) for each in shown for r in each.running]
+        assert found == [(A, 0)] * 3 + [(B, 96)] * 3

@@ -38,6 +38,7 @@ def running(
     immovable: Immovable | None = None,
     num_output_tokens: int = 0,
     num_earlier_tokens: int = 0,
+    num_shared_tokens: int = 0,
 ) -> RequestView:
     return RequestView(
         request_id=RequestId(request_id),
@@ -49,6 +50,7 @@ def running(
         execution_priority=priority,
         num_output_tokens=num_output_tokens,
         num_earlier_tokens=num_earlier_tokens,
+        num_shared_tokens=num_shared_tokens,
         immovable=immovable,
     )
 

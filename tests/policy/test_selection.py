@@ -37,6 +37,21 @@ def test_lower_priorities_and_shorter_sequences_move_first() -> None:
     assert order(view) == ["short", "long", "high-short", "high-long"]
 
 
+def test_what_frees_most_memory_for_what_is_copied_can_move_first() -> None:
+    """By hand: 1,000 tokens are copied to free 100, 1,100 to free 550, 320 to free all of them."""
+    view = instance(
+        running=[
+            running("a", 1_008, num_tokens=1_000, num_shared_tokens=900),
+            running("b", 1_104, num_tokens=1_100, num_shared_tokens=550),
+            running("c", 320),
+            running("d", 160),
+        ],
+        reserved_tokens=FULL,
+    )
+    assert order(view, Victim.FREEING) == ["d", "c", "b", "a"]
+    assert order(view) == ["d", "c", "a", "b"]
+
+
 BALANCE = replace(LLUMNIX, balance_ratio=1.2, balance_after_tokens=100)
 
 

@@ -101,6 +101,13 @@ def _is_source_by_memory(instance: InstanceView, policy: PolicyConfig) -> bool:
     )
 
 
+def _copied_for_freed(request: RequestView) -> int:
+    """What is copied for each token of memory that the request has for itself, in 1/1024; then its
+    length."""
+    num_own_tokens = max(1, request.num_tokens - request.num_shared_tokens)
+    return ((request.num_tokens << 10) // num_own_tokens << 32) + request.num_tokens
+
+
 def _ranks(requests: Sequence[RequestView], victim: Victim) -> Iterable[int]:
     """The rank of each request by the victim rule; the lowest moves first."""
     match victim:
@@ -110,5 +117,7 @@ def _ranks(requests: Sequence[RequestView], victim: Victim) -> Iterable[int]:
             return [-request.num_tokens for request in requests]
         case Victim.LAST_STARTED:
             return range(0, -len(requests), -1)
+        case Victim.FREEING:
+            return [_copied_for_freed(each) for each in requests]
         case _:
             assert_never(victim)

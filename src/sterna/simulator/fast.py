@@ -19,6 +19,7 @@ from sterna.engine.emulated.compiled.tables import (
     NONE,
     NUM_ENDED,
     NUM_LENGTHS,
+    NUM_LISTED,
     NUM_STEPS,
     REPORTED,
     Contents,
@@ -243,7 +244,7 @@ class FastEngines:
         self._blocks_held = memoryview(tables.requests["num_blocks"])
         self._listed_reports = np.zeros((len(tables.rows), 1 + tables.reports.shape[2]), np.int64)
         self._coming_tokens = np.zeros(len(tables.rows), np.int64)
-        self._listed_requests = np.zeros((2 * tables.running.shape[1], 9), np.int64)
+        self._listed_requests = np.zeros((2 * tables.running.shape[1], NUM_LISTED), np.int64)
 
     @property
     def num_ended(self) -> int:
@@ -416,7 +417,7 @@ class FastEngines:
         num_running = columns.num_running[row]
         num_listed = num_running + columns.num_queuing[row]
         if num_listed > len(self._listed_requests):
-            self._listed_requests = np.zeros((2 * num_listed, 9), np.int64)
+            self._listed_requests = np.zeros((2 * num_listed, NUM_LISTED), np.int64)
         entries.list_requests(self._places, row, self._listed_requests)
         listed = self._listed_requests[:num_listed].tolist()
         num_used_blocks = (
@@ -453,6 +454,7 @@ class FastEngines:
         is_prefilling: bool,
         uncomputed_tokens: int,
         num_earlier_tokens: int,
+        num_shared_tokens: int,
     ) -> RequestView:
         return RequestView(
             self._request_ids[index],
@@ -468,6 +470,7 @@ class FastEngines:
             Immovable.PREFILLING if is_prefilling else None,
             uncomputed_tokens=uncomputed_tokens,
             num_earlier_tokens=num_earlier_tokens,
+            num_shared_tokens=num_shared_tokens,
         )
 
     def _view_drained(self, index: int, num_blocks: int) -> RequestView:
@@ -483,6 +486,7 @@ class FastEngines:
             False,
             0,
             int(request["num_earlier_tokens"]),
+            int(request["shared_tokens"]),
         )
         return structs.replace(view, immovable=Immovable.MIGRATING)
 
@@ -497,6 +501,7 @@ class FastEngines:
         is_prefilling: bool,
         uncomputed_tokens: int,
         num_earlier_tokens: int,
+        num_shared_tokens: int,
     ) -> RequestView:
         return RequestView(
             self._request_ids[index],
@@ -511,6 +516,7 @@ class FastEngines:
             self._arrivals_s[index],
             uncomputed_tokens=uncomputed_tokens,
             num_earlier_tokens=num_earlier_tokens,
+            num_shared_tokens=num_shared_tokens,
         )
 
     def _demand_tokens(self, num_tokens: int) -> int:

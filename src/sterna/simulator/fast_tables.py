@@ -6,6 +6,7 @@ import numpy as np
 
 from sterna.config import PolicyConfig, Victim
 from sterna.engine.emulated.compiled.tables import (
+    FREEING,
     LAST_STARTED,
     LONGEST,
     NO_VICTIM,
@@ -29,6 +30,7 @@ VICTIMS = {
     Victim.SHORTEST: SHORTEST,
     Victim.LONGEST: LONGEST,
     Victim.LAST_STARTED: LAST_STARTED,
+    Victim.FREEING: FREEING,
 }
 """The rules that the compiled `reports.find_victim` has; for others, the plain engines run."""
 

@@ -100,6 +100,16 @@ def test_tokens_that_were_looked_up_and_found_are_counted() -> None:
     assert (view.num_prefix_tokens, view.num_prefix_hits) == (25, 8)
 
 
+def test_a_view_shows_what_a_request_found_when_it_was_admitted() -> None:
+    core = caching()
+    add(core, asking("a", [1, 2, 3], 13))
+    core.begin_step()
+    core.end_step()
+    add(core, asking("b", [1, 2, 5], 12))
+    core.begin_step()
+    assert [each.num_shared_tokens for each in core.view(InstanceId("i0")).running] == [0, 8]
+
+
 def test_a_kept_prefix_stays_until_it_is_released() -> None:
     """Of twelve tokens of a, the blocks behind the first are kept; one of them is in use by b."""
     core = caching(8)

@@ -39,7 +39,7 @@ SETTINGS = OptionTable(
             "--victim",
             "request of a source that moves first",
             field="policy.victim",
-            metavar="shortest|longest|last-started",
+            metavar="shortest|longest|last-started|freeing",
         ),
         Option(
             "--source-threshold",

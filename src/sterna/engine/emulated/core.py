@@ -202,6 +202,7 @@ class EmulatedCore:
             immovable=self._immovable(request),
             uncomputed_tokens=self._uncomputed_tokens(request, status),
             num_earlier_tokens=request.num_earlier_tokens,
+            num_shared_tokens=request.num_shared_tokens,
         )
 
     def _uncomputed_tokens(self, request: EmulatedRequest, status: RequestStatus) -> int:
@@ -445,6 +446,7 @@ class EmulatedCore:
         self._num_free_blocks -= self._prefixes.use(head.cached)
         head.num_blocks = len(head.cached)
         head.num_computed_tokens = head.num_blocks * self._config.block_size
+        head.num_shared_tokens = head.num_computed_tokens
 
     def _find(self, request: EmulatedRequest) -> list[CachedBlock]:
         """The cached blocks of the request's prefix. The block of its last token is not among

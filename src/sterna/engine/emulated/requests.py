@@ -55,6 +55,7 @@ class EmulatedRequest:
         is_preempted: it queues because its memory was taken back.
         num_found_tokens: tokens that the prefix cache had when it began to queue.
         num_earlier_tokens: output tokens that it had when it came from another engine.
+        num_shared_tokens: tokens that the prefix cache had when it was admitted last.
     """
 
     request_id: RequestId
@@ -72,6 +73,7 @@ class EmulatedRequest:
     is_preempted: bool = False
     num_found_tokens: int = 0
     num_earlier_tokens: int = 0
+    num_shared_tokens: int = 0
 
     @classmethod
     def of(cls, state: RequestState) -> "EmulatedRequest":

@@ -102,6 +102,7 @@ class MigratingScheduler(Scheduler):
         self._found: dict[str, int] = {}
         # Output tokens with which requests came from other engines.
         self._num_earlier_tokens: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
+        self._num_shared_tokens: WeakKeyDictionary[Request, int] = WeakKeyDictionary()
         self._offloading: Offloading | None = None
         if self.connector is not None and not self.immovable_features:
             self._offloading = Offloading(self.connector.scheduler)
@@ -229,7 +230,16 @@ class MigratingScheduler(Scheduler):
             unsupported=self._unsupported(request, immovable),
             uncomputed_tokens=self._uncomputed_tokens(request, status),
             num_earlier_tokens=self._num_earlier_tokens.get(request, 0),
+            num_shared_tokens=self._num_shared(request),
         )
+
+    def _num_shared(self, request: Request) -> int:
+        """The tokens that it found in the prefix cache when it was admitted first. vLLM drops its
+        statistics with the first output."""
+        stats = request.prefill_stats
+        if stats is not None and stats.num_local_cached_tokens:
+            self._num_shared_tokens[request] = stats.num_local_cached_tokens
+        return self._num_shared_tokens.get(request, 0)
 
     def _usage_tokens(self, request: Request) -> int:
         return self.groups.num_held(request.request_id) * self.groups.memory.block_tokens

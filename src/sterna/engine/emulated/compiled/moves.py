@@ -59,6 +59,7 @@ def adopt(tables: Tables, r: int, index: int, num_blocks: int) -> None:
     request.num_earlier_tokens = request.num_output_tokens
     # What its source still holds is known there.
     request.num_cached = 0
+    request.shared_tokens = 0
     if num_blocks > 0:
         row.used_blocks += num_blocks
         rule = tables.settings[0]

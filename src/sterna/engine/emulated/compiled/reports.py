@@ -17,6 +17,7 @@ from sterna.engine.emulated.compiled.tables import (
     DECODING,
     DRAINED_QUEUING,
     FOR_BALANCE,
+    FREEING,
     HEAD_BLOCKS,
     LAST_DISPATCH,
     LISTED,
@@ -158,6 +159,10 @@ def find_victim(tables: Tables, r: int, victim: int) -> int:
             rank = num_tokens_of(row, request)
         elif victim == LONGEST:
             rank = -num_tokens_of(row, request)
+        elif victim == FREEING:
+            num_tokens = num_tokens_of(row, request)
+            num_own_tokens = max(1, num_tokens - request.shared_tokens)
+            rank = ((num_tokens << 10) // num_own_tokens << 32) + num_tokens
         elif victim == FOR_BALANCE:
             rank = request.prompt_tokens - num_tokens_of(row, request)
             if -rank - request.num_earlier_tokens < rule.balance_after_tokens:
@@ -175,8 +180,8 @@ def list_requests(tables: Tables, r: int, listed: Any) -> int:
     """List the running requests in order, then the queuing ones; returns the number of running.
 
     A row of the list: place in the trace, prompt and output so far, prompt, blocks held, priority,
-    preemptions, whether it is prefilling, tokens to compute, output tokens that it came with. The
-    list has room for all.
+    preemptions, whether it is prefilling, tokens to compute, output tokens that it came with, tokens
+    that it found. The list has room for all.
     """
     row = tables.rows[r]
     for place in range(row.num_running):
@@ -205,6 +210,7 @@ def list_request(tables: Tables, r: int, index: int, listed: Any) -> None:
     elif listed[6]:
         listed[7] = listed[1] - request.num_computed_tokens
     listed[8] = request.num_earlier_tokens
+    listed[9] = request.shared_tokens
 
 
 @njit

@@ -133,7 +133,7 @@ def admit(tables: Tables, r: int, budget: int, now_s: float) -> int:
             use(tables, r, index, num_found)
         head.is_preempted = 0
         head.state = PREFILLING
-        head.num_computed_tokens = num_found * rule.block_size
+        head.num_computed_tokens = head.shared_tokens = num_found * rule.block_size
         num_tokens -= head.num_computed_tokens
         if rule.is_chunked:
             num_tokens = min(num_tokens, budget)

@@ -49,10 +49,13 @@ that which would move for balance alone; NONE when none can move."""
 NUM_ENDED, NUM_STEPS, NUM_TURNS, FIRST_TURN = range(4)
 """Indices in `Tables.notes`."""
 
+NUM_LISTED = 10
+"""Numbers of a request in `reports.list_requests`."""
+
 NUM_LENGTHS = len(OUTPUT_LENGTHS)
 """The last ones in a row of `Tables.counts`."""
 
-NO_VICTIM, SHORTEST, LONGEST, LAST_STARTED, FOR_BALANCE = range(5)
+NO_VICTIM, SHORTEST, LONGEST, LAST_STARTED, FREEING, FOR_BALANCE = range(6)
 """Rules for the request that a report names as the next to move."""
 
 REQUEST = np.dtype(
@@ -95,6 +98,8 @@ REQUEST = np.dtype(
         ("num_hashes", np.int64),
         ("num_cached", np.int64),
         ("found_tokens", np.int64),
+        # Those that it found when it was admitted last; 0 where it came from another engine.
+        ("shared_tokens", np.int64),
         # While it queues: the tokens that the prefix cache did not have when it began to.
         ("uncomputed_tokens", np.int64),
         # Whether its session goes on behind it.
