@@ -33,8 +33,8 @@ class EndedOutputs:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """The number of outputs of each length, as in `InstanceView.num_ended`. It is the same tuple
-        until another one ends: views are made far more often."""
+        """The number of outputs of each length, as in `InstanceView.num_ended`. It is the same
+        tuple until another one ends: views are made far more often."""
         if self._listed is None:
             self._listed = tuple(self._counts)
         return self._listed

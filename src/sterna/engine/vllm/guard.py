@@ -86,8 +86,8 @@ def check_vllm() -> None:
     if wrong:
         raise ConfigurationError(
             f"vLLM cannot be imported: torch {metadata.version('torch')} is a CPU build, and these "
-            f"are not: {' '.join(wrong)}. `sterna doctor --repair` makes torchvision importable and "
-            "removes the others, which vLLM does not need"
+            f"are not: {' '.join(wrong)}. `sterna doctor --repair` makes torchvision importable "
+            "and removes the others, which vLLM does not need"
         )
 
 

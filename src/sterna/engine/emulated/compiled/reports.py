@@ -180,8 +180,8 @@ def list_requests(tables: Tables, r: int, listed: Any) -> int:
     """List the running requests in order, then the queuing ones; returns the number of running.
 
     A row of the list: place in the trace, prompt and output so far, prompt, blocks held, priority,
-    preemptions, whether it is prefilling, tokens to compute, output tokens that it came with, tokens
-    that it found. The list has room for all.
+    preemptions, whether it is prefilling, tokens to compute, output tokens that it came with, and
+    tokens that it found. The list has room for all.
     """
     row = tables.rows[r]
     for place in range(row.num_running):
