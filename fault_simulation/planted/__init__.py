@@ -96,6 +96,7 @@ from fault_simulation.planted.prefixes import (
     ReportsNoEviction,
     ReportsNothingAdopted,
 )
+from fault_simulation.planted.waits import AwaitsGivenUpCopies, LooksOnlyAtNewOnes
 from fault_simulation.processes.world import Cores
 from sterna.instance.core import InstanceCore
 
@@ -211,5 +212,13 @@ MISTAKES = (
     ),
     _of_engines("a copied prefix is entered one block off", EntersPrefixesUnderOtherKeys),
     _on_instances("a prefix whose copy was given up stays held", KeepsAbortedPrefixes),
+    Mistake(
+        "the scheduler looks at what it holds when another request comes",
+        Cores(scheduler=LooksOnlyAtNewOnes),
+    ),
+    Mistake(
+        "a request waits for a copy of its prefix that was given up",
+        Cores(scheduler=AwaitsGivenUpCopies),
+    ),
 )
 """All of them."""

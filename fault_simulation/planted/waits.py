@@ -1,0 +1,50 @@
+"""Mistakes of a global scheduler with requests that wait there: for memory, or for a copy of their
+prefix."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from sterna.scheduler.core import SchedulerCore
+from sterna.scheduler.global_scheduler import Effect, GlobalScheduler
+from sterna.scheduler.held_requests import HeldRequests
+from sterna.types import InstanceLoad, RequestId
+
+
+class _LooksAtNewOnes(GlobalScheduler):
+    def on_loads(self, loads: Iterable[InstanceLoad], now_s: float) -> list[Effect]:
+        for load in loads:
+            self._take_in(load)
+        return []
+
+    def on_tick(self, now_s: float) -> list[Effect]:
+        held, self._held = self._held, HeldRequests(self._policy)
+        effects = super().on_tick(now_s)
+        self._held = held
+        return effects
+
+
+class _AwaitsWhatWasGivenUp(GlobalScheduler):
+    def on_prefix_done(
+        self, request_id: RequestId, now_s: float, *, is_copied: bool = False
+    ) -> list[Effect]:
+        return super().on_prefix_done(request_id, now_s, is_copied=True) if is_copied else []
+
+
+class _WithOtherRules(SchedulerCore):
+    rules: type[GlobalScheduler]
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._core.__class__ = self.rules
+
+
+class LooksOnlyAtNewOnes(_WithOtherRules):
+    """Looks at what it holds when another request comes, and not when memory becomes free."""
+
+    rules = _LooksAtNewOnes
+
+
+class AwaitsGivenUpCopies(_WithOtherRules):
+    """Holds a request until its prefix has been copied, also where the copy was given up."""
+
+    rules = _AwaitsWhatWasGivenUp
