@@ -2,12 +2,16 @@
 prefix."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from sterna.scheduler.core import SchedulerCore
 from sterna.scheduler.global_scheduler import Effect, GlobalScheduler
 from sterna.scheduler.held_requests import HeldRequests
 from sterna.types import InstanceLoad, RequestId
+
+
+FOR_EVER_S = 1e6
 
 
 class _LooksAtNewOnes(GlobalScheduler):
@@ -27,7 +31,11 @@ class _AwaitsWhatWasGivenUp(GlobalScheduler):
     def on_prefix_done(
         self, request_id: RequestId, now_s: float, *, is_copied: bool = False
     ) -> list[Effect]:
-        return super().on_prefix_done(request_id, now_s, is_copied=True) if is_copied else []
+        copying = self._copying.get(request_id)
+        if not is_copied and copying is not None:
+            self._copying[request_id] = replace(copying, since_s=now_s + FOR_EVER_S)
+            return []
+        return super().on_prefix_done(request_id, now_s, is_copied=is_copied)
 
 
 class _WithOtherRules(SchedulerCore):

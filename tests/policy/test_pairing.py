@@ -578,7 +578,7 @@ def test_at_the_horizon_requests_in_flight_and_headrooms_are_loads() -> None:
     policy = replace(BALANCED, balance_horizon_steps=32, has_priorities=True)
     busy, free = (ending(name, num, num_tokens=160, num_output_tokens=96) for name, num in BUSY)
     assert pair([candidate(busy, policy), candidate(free, policy)], policy) == {"i0": "i1"}
-    arriving = candidate(free, policy, in_flight=[new_request(640)])
+    arriving = candidate(free, policy, in_flight=[new_request(800)])
     assert pair([candidate(busy, policy), arriving], policy) == {}
     host = instance("i1", running=[running("high", 160, priority=HIGH)])
     assert pair([candidate(busy, policy), candidate(host, policy)], policy) == {}

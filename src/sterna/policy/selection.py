@@ -43,7 +43,7 @@ def candidates_to_move(instance: InstanceView, policy: PolicyConfig) -> tuple[Re
     if policy.own is not None:
         return tuple(policy.own.victims(instance))
     ranks = _ranks(instance.running, policy.victim)
-    order = [
+    order: list[_Ranked] = [
         (policy.counts_as(request.execution_priority), rank, request.request_id, request)
         for rank, request in zip(ranks, instance.running, strict=True)
         if request.immovable is None

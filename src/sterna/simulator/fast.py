@@ -65,10 +65,13 @@ class _Drained:
     Attributes:
         num_blocks: 0 when it was queuing.
         cached: int32[k], the first ones of its blocks, which the prefix cache has.
+        view: the request as it left. Its row in the table becomes the destination's before the
+            source frees it.
     """
 
     num_blocks: int
     cached: NDArray[np.int32]
+    view: RequestView
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,8 +128,11 @@ class _Engine:
         if isinstance(outcome, Left) and whose_prefix(drain.request_id) is None:
             index = index_of(drain.request_id)
             entries.drain(self.tables._places, self.row, index)
+            num_blocks = self.tables._blocks_held[index]
             self.drained[index] = _Drained(
-                self.tables._blocks_held[index], self.tables.cached_blocks(index)
+                num_blocks,
+                self.tables.cached_blocks(index),
+                self.tables._view_drained(index, num_blocks),
             )
         return outcome
 
@@ -424,11 +430,7 @@ class FastEngines:
             self._config.engine.num_blocks - columns.free_blocks[row] - columns.reserved_blocks[row]
         )
         running = [self._view_running(*each) for each in listed[:num_running]]
-        running += [
-            self._view_drained(index, drained.num_blocks)
-            for index, drained in engine.drained.items()
-            if drained.num_blocks > 0
-        ]
+        running += [drained.view for drained in engine.drained.values() if drained.num_blocks > 0]
         return InstanceView(
             instance_id=engine.instance_id,
             total_tokens=self._total_tokens,

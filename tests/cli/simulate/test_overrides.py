@@ -91,7 +91,10 @@ def test_a_setting_of_auto_scaling_needs_auto_scaling() -> None:
         ("policy.name=mine", "there is no setting 'policy.name'"),
         ("engine=3", "there is no setting 'engine'"),
         ("nonsense_at_all=3", "there is no setting 'nonsense_at_all'; --list shows all"),
-        ("victim=shortst", "victim must be shortest or longest or last-started, not 'shortst'"),
+        (
+            "victim=shortst",
+            "victim must be shortest or longest or last-started or freeing, not 'shortst'",
+        ),
         ("victim=shortst", "; did you mean shortest?"),
         ("num_blocks=many", "num_blocks must be a whole number, not 'many'"),
         ("num_blocks=1.5", "num_blocks must be a whole number, not '1.5'"),

@@ -428,10 +428,10 @@ def test_outputs_that_ended_or_were_aborted_here_are_counted_and_those_that_left
     core.abort(RequestId("b"))
     add(core, request("c", 5, output_tokens=20))
     add(core, request("waits", 5))
+    core.abort(RequestId("waits"))
     while not core.is_empty:
         core.begin_step()
         core.end_step()
-        core.abort(RequestId("waits"))
     counts = core.view(InstanceId("i0")).num_ended
     assert {OUTPUT_LENGTHS[k]: num for k, num in enumerate(counts) if num} == {0: 1, 16: 1}
 

@@ -102,7 +102,7 @@ def test_tokens_that_were_looked_up_and_found_are_counted() -> None:
 
 def test_a_view_shows_what_a_request_found_when_it_was_admitted() -> None:
     core = caching()
-    add(core, asking("a", [1, 2, 3], 13))
+    add(core, asking("a", [1, 2, 3], 13, output_tokens=50))
     core.begin_step()
     core.end_step()
     add(core, asking("b", [1, 2, 5], 12))

@@ -237,7 +237,7 @@ class MigratingScheduler(Scheduler):
         """The tokens that it found in the prefix cache when it was admitted first. vLLM drops its
         statistics with the first output."""
         stats = request.prefill_stats
-        if stats is not None and stats.num_local_cached_tokens:
+        if stats is not None:
             self._num_shared_tokens[request] = stats.num_local_cached_tokens
         return self._num_shared_tokens.get(request, 0)
 
