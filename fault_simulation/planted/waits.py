@@ -10,7 +10,6 @@ from sterna.scheduler.global_scheduler import Effect, GlobalScheduler
 from sterna.scheduler.held_requests import HeldRequests
 from sterna.types import InstanceLoad, RequestId
 
-
 FOR_EVER_S = 1e6
 
 
