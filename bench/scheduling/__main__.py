@@ -3,9 +3,10 @@ front end waits for its answer, with 16 to 1,024 instances.
 
 A row has the processor time of the scheduler's core alone, for prompts with shared prefixes that
 are looked up among the prefix caches; the wait at 500 requests a second between three processes,
-from the front end's question to the moment at which it has sent the request on; and the share of a
-core that the reports of all instances take. `round-robin` decides without a look at anything: its
-wait is that of two messages.
+from the front end's question to the moment at which it has sent the request on; the share of a core
+that the reports of all instances take; and, of up to 64, what it would cost to ask them in place of
+their reports of prefix caches. `round-robin` decides without a look at anything: its wait is that
+of two messages.
 
     sterna bench dispatch [--instances 16 64 ...] [--rounds 5] [--continue]
 
@@ -22,7 +23,7 @@ from bench.common.command import end_like_ctrl_c, ended, positive
 from bench.common.machine import ForeignLoad
 from bench.common.tables import Row
 from bench.scheduling import report
-from bench.scheduling.actor_processes import RATE, reports_row, waits_row
+from bench.scheduling.actor_processes import RATE, asks_row, reports_row, waits_row
 from bench.scheduling.core_costs import core_row
 from bench.serving.comparing import add_round_options, rows_in_rounds
 from bench.serving.measured import Notes
@@ -35,6 +36,9 @@ PAGE = results_io.ROOT / "docs" / "performance.md"
 INSTANCES = (16, 64, 256, 1_024)
 
 NUM_DECISIONS, WAIT_S, REPORTS_S = 2_000, 6.0, 6.0
+MOST_ASKED = 64
+"""Each of them has a mailbox of its own, with a thread."""
+
 QUICK_DECISIONS, QUICK_S = 120, 0.2
 
 
@@ -57,10 +61,12 @@ def _measure(options: argparse.Namespace, rows: list[Row], folder: Path) -> None
                 if (policy, num_instances, seed) in known:
                     continue
                 others = ForeignLoad()
+                is_asked = policy == report.DEFAULT and num_instances <= MOST_ASKED
                 row = {
                     **core_row(policy, num_instances, num_decisions, seed),
                     **waits_row(policy, num_instances, round(RATE * wait_s), seed),
                     **reports_row(policy, num_instances, reports_s, seed),
+                    **(asks_row(num_instances, reports_s, seed) if is_asked else {}),
                     "foreign_cores": round(others.cores(), 2),
                     "commit": results_io.measured_commit(),
                 }

@@ -1,5 +1,5 @@
-"""The scheduler between other processes: how long a front end waits for an answer, and how much of
-a core load reports take.
+"""The scheduler between other processes: how long a front end waits for an answer, how much of a
+core load reports take, and what it would cost to ask the instances in place of their reports.
 
 Three processes talk over mailboxes as in a served cluster: the scheduler's own actor without Ray,
 all instances, which report, and a front end, which asks. The instances' process and the scheduler's
@@ -7,14 +7,17 @@ are children of this one.
 
     python -m bench.scheduling.actor_processes scheduler POLICY
     python -m bench.scheduling.actor_processes instances NUMBER SEED SCHEDULER INTERVAL_S
+    python -m bench.scheduling.actor_processes asker SEED DURATION_S
+    python -m bench.scheduling.actor_processes answerers NUMBER ASKER
 """
 
 import asyncio
 import contextlib
+import math
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import psutil
@@ -29,6 +32,8 @@ from sterna.messages.actors import (
     AddRequest,
     CopyPrefix,
     Dispatched,
+    InstanceMember,
+    Membership,
     PrefixDone,
     WireMessage,
 )
@@ -36,7 +41,7 @@ from sterna.messaging.mailbox import Mailbox
 from sterna.policy.presets import preset
 from sterna.runtime.processes.process import collect_garbage_seldom
 from sterna.scheduler.shell import Scheduler
-from sterna.types import RequestId
+from sterna.types import InstanceId, RequestId
 
 REPORT_INTERVAL_S = 0.05
 """That of an instance among few whose loads change all the time (`LlumletConfig`)."""
@@ -82,6 +87,24 @@ def reports_row(policy_name: str, num_instances: int, duration_s: float, seed: i
         "report_interval_s": spread_interval_s(REPORT_INTERVAL_S, num_instances),
         "reports_cores": rounded(share),
     }
+
+
+def asks_row(num_instances: int, duration_s: float, seed: int) -> Row:
+    """The processor time that a scheduler would need to ask all instances how much of a prompt they
+    have, and to take in their answers: of its own process, for one request after the other."""
+    asker = _Child("asker", seed, duration_s)
+    try:
+        answerers = _Child("answerers", num_instances, asker.address)
+        try:
+            assert asker.stdout is not None
+            num_asked, used_s = asker.stdout.readline().split()
+        finally:
+            answerers.kill()
+            answerers.wait()
+    finally:
+        asker.kill()
+        asker.wait()
+    return {"asking_ms": rounded(1_000 * float(used_s) / int(num_asked))}
 
 
 class _Child(subprocess.Popen[str]):
@@ -194,15 +217,80 @@ async def _be_instances(num_instances: int, seed: int, scheduler: str, interval_
         await asyncio.sleep(interval_s / 10)
 
 
+async def _be_asker(seed: int, duration_s: float) -> None:
+    """Ask all instances, once they are known, for one request after the other; prints the number of
+    requests, and the processor time since the first one."""
+    collect_garbage_seldom()
+    mailbox, cluster = Mailbox(LOOPBACK), MadeCluster(1, seed)
+    members: asyncio.Future[Membership] = asyncio.get_running_loop().create_future()
+    num_left = 0
+    is_answered = asyncio.Event()
+
+    def on_message(message: WireMessage, _: list[bytes]) -> None:
+        nonlocal num_left
+        if isinstance(message, Membership):
+            members.set_result(message)
+        elif isinstance(message, PrefixDone):
+            num_left -= 1
+            if num_left == 0:
+                is_answered.set()
+
+    delivery = asyncio.create_task(mailbox.deliver(on_message))
+    print(mailbox.address, flush=True)
+    instances = (await members).instances
+    num_asked, used_s, until_s = -1, 0.0, math.inf
+    while time.monotonic() < until_s:
+        request = cluster.request()
+        num_left = len(instances)
+        is_answered.clear()
+        for each in instances:
+            # As large as such a question and its answer are.
+            ask = CopyPrefix(request.request_id, each.instance_id, request.block_hashes, 0)
+            mailbox.send(each.address, ask)
+        await is_answered.wait()
+        num_asked += 1
+        if num_asked == 0:
+            # All are connected from here on.
+            used_s, until_s = -time.process_time(), time.monotonic() + duration_s
+    print(num_asked, used_s + time.process_time(), flush=True)
+    delivery.cancel()
+    mailbox.close()
+
+
+async def _be_answerers(number: int, asker: str) -> None:
+    """Answer the questions of one process, each instance with a mailbox of its own."""
+    mailboxes = [Mailbox(LOOPBACK) for _ in range(number)]
+
+    def answering(mailbox: Mailbox) -> Callable[[WireMessage, list[bytes]], None]:
+        def on_message(message: WireMessage, _: list[bytes]) -> None:
+            if isinstance(message, CopyPrefix):
+                mailbox.send(asker, PrefixDone(message.request_id))
+
+        return on_message
+
+    deliveries = [asyncio.create_task(each.deliver(answering(each))) for each in mailboxes]
+    members = tuple(
+        InstanceMember(InstanceId(f"i{k}"), each.address) for k, each in enumerate(mailboxes)
+    )
+    print(len(members), flush=True)
+    mailboxes[0].send(asker, Membership(1, members, (), None))
+    await asyncio.gather(*deliveries)
+
+
 def main(arguments: Sequence[str]) -> None:
     """Be one of the processes."""
     what, *rest = arguments
     with contextlib.suppress(KeyboardInterrupt):
-        if what == "scheduler":
-            uvloop.run(_be_scheduler(rest[0]))
-        else:
-            number, seed, scheduler, interval_s = rest
-            uvloop.run(_be_instances(int(number), int(seed), scheduler, float(interval_s)))
+        match what:
+            case "scheduler":
+                uvloop.run(_be_scheduler(rest[0]))
+            case "instances":
+                number, seed, scheduler, interval_s = rest
+                uvloop.run(_be_instances(int(number), int(seed), scheduler, float(interval_s)))
+            case "asker":
+                uvloop.run(_be_asker(int(rest[0]), float(rest[1])))
+            case "answerers":
+                uvloop.run(_be_answerers(int(rest[0]), rest[1]))
 
 
 if __name__ == "__main__":

@@ -52,9 +52,36 @@ def markdown(rows: Sequence[Row]) -> str:
         (
             f"Medians over {num_rounds} rounds:",
             markdown_table(("policy", "instances", *SHOWN.values()), lines),
+            *_asking(rows),
             goal_list([asdict(each) for each in goals(rows)]),
         )
     )
+
+
+def _asking(rows: Sequence[Row]) -> list[str]:
+    """What it costs to know prefix caches, for each request; nothing without such rows."""
+    asked = [row for row in rows if "asking_ms" in row]
+    if not asked:
+        return []
+    lines = [
+        [
+            f"{instances:,}",
+            number(1e3 / _median(asked, DEFAULT, instances, "decisions_per_s_per_core")),
+            number(_median(asked, DEFAULT, instances, "cache_report_us") / 1e3),
+            number(_median(asked, DEFAULT, instances, "asking_ms")),
+        ]
+        for instances in _numbers(asked)
+    ]
+    titles = (
+        "instances",
+        "a decision [ms]",
+        "with reports: one for each prompt [ms]",
+        "asking all instances for each prompt [ms]",
+    )
+    return [
+        "To know prefix caches, the scheduler's processor time for a request:",
+        markdown_table(titles, lines),
+    ]
 
 
 def goals(rows: Sequence[Row]) -> list[Goal]:

@@ -54,6 +54,13 @@ def test_medians_and_goals_are_those_of_the_default_policy() -> None:
     assert "| round-robin | 1,024 |" not in text
 
 
+def test_asking_stands_beside_reports_where_it_was_measured() -> None:
+    asked = row("sterna", 16, 1, 8_000.0, cache_report_us=40.0, asking_ms=0.5)
+    text = report.markdown([*ROWS, asked])
+    assert "| 16 | 0.125 | 0.0400 | 0.500 |" in text
+    assert "asking" not in report.markdown(ROWS)
+
+
 def test_a_computed_prompt_is_in_the_cache_that_is_reported() -> None:
     cluster = MadeCluster(3, seed=1)
     first, *_ = cluster.caches()
@@ -84,3 +91,4 @@ def test_a_quick_run_has_a_row_for_each_policy() -> None:
     rows = json.loads((QUICK_FOLDER / "dispatch.json").read_text())["rows"]
     assert [each["policy"] for each in rows] == ["sterna", "round-robin"]
     assert all(each["p99_ms"] >= each["p50_ms"] > 0 for each in rows)
+    assert ["asking_ms" in each for each in rows] == [True, False]
