@@ -1,8 +1,9 @@
 """Mistakes of a global scheduler with requests that wait there: for memory, or for a copy of their
 prefix."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from sterna.scheduler.core import SchedulerCore
@@ -15,13 +16,14 @@ FOR_EVER_S = 1e6
 
 class _LooksAtNewOnes(GlobalScheduler):
     def on_loads(self, loads: Iterable[InstanceLoad], now_s: float) -> list[Effect]:
-        for load in loads:
-            self._take_in(load)
-        return []
+        return self._without_held(partial(super().on_loads, loads, now_s))
 
     def on_tick(self, now_s: float) -> list[Effect]:
+        return self._without_held(partial(super().on_tick, now_s))
+
+    def _without_held(self, event: Callable[[], list[Effect]]) -> list[Effect]:
         held, self._held = self._held, HeldRequests(self._policy)
-        effects = super().on_tick(now_s)
+        effects = event()
         self._held = held
         return effects
 

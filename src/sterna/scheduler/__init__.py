@@ -1,9 +1,10 @@
 """The global scheduler (Section 4.3): loads in; dispatch, pairing and scaling decisions out.
 
-`global_scheduler` decides; `held_requests` are the line before it, `sessions` the turns that it has
-sent. `prefix_index` knows the prefix caches and, by `coming_prompts`, what they will have. `core`
-is the actor without sockets and clock (all pure), `shell` drives it; `description` is what
-operators read, and `explanation` why it decided.
+`global_scheduler` decides, by what is known of the instances (`known_instances`); `held_requests`
+are the line before it, `sessions` the turns that it has sent. `prefix_index` knows the prefix
+caches and, by `coming_prompts`, what they will have. `core` is the actor without sockets and clock
+(all pure), `shell` drives it; `description` is what operators read, and `explanation` why it
+decided.
 
 Offers: global_scheduler, shell.
 Imports: config, messages, messaging, policy, types.

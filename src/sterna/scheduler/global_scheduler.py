@@ -10,8 +10,8 @@ round, even if it has none, since a predecessor may have set one.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
@@ -23,7 +23,6 @@ from sterna.messages.actors import DispatchRequest
 from sterna.messages.reasons import DispatchReason, MoveReason
 from sterna.policy.candidate_table import ROOM_TOKENS, TOTAL_TOKENS, CandidateTable
 from sterna.policy.dispatch import decide
-from sterna.policy.headroom import shared
 from sterna.policy.pairing import pair
 from sterna.policy.prefix_dispatch import copies_ahead, is_worth_a_copy, prefix_to_copy
 from sterna.policy.scaling import ScaleUp, ScalingState, Terminate, towards
@@ -31,6 +30,7 @@ from sterna.policy.scaling import decide as decide_scaling
 from sterna.policy.virtual_usage import Candidate, NewRequest
 from sterna.scheduler.explanation import dispatch_reason, move_reason
 from sterna.scheduler.held_requests import HeldRequests
+from sterna.scheduler.known_instances import KnownInstances
 from sterna.scheduler.sessions import Sessions, ahead_of_next
 from sterna.types import NORMAL, FrontendId, InstanceId, InstanceLoad, RequestId
 
@@ -134,24 +134,14 @@ class GlobalScheduler:
         self._scaling_begins_s = scaling_begins_s
         self._scaling_state = ScalingState()
         self._next_number = first_dispatch_number
-        self._in_flight_lease_s = in_flight_lease_s
         self._explains = explains
         self._next_round_s = now_s + policy.round_interval_s
-        self._instances: dict[InstanceId, _InstanceState] = {}
-        # Those that have reported, by id; None after one has come or gone. The last of them have
-        # changed since.
-        self._table: CandidateTable | None = None
-        self._changed: list[_InstanceState] = []
-        self._shared: CandidateTable | None = None
-        # A report can arrive after its instance's death is known; ids are never used again.
-        self._gone: set[InstanceId] = set()
+        self._instances = KnownInstances(policy, in_flight_lease_s)
         self._held = HeldRequests(policy)
         self._copying: dict[RequestId, _Copying] = {}
         self._sessions = Sessions()
         # The instance whose memory is kept free for a held request.
         self._kept_free: InstanceId | None = None
-        # No dispatch in flight is taken for lost before this time.
-        self._first_expiry_s = math.inf
         self._last_destinations: dict[InstanceId, InstanceId | None] = {}
         self._pending: frozenset[InstanceId] = frozenset()
 
@@ -180,25 +170,7 @@ class GlobalScheduler:
     @property
     def candidates(self) -> CandidateTable:
         """The instances that have reported, as decisions see them, in order of their ids."""
-        if self._table is not None and not self._changed and self._shared is not None:
-            return self._shared
-        if self._table is None:
-            every = [each for _, each in sorted(self._instances.items()) if each.load is not None]
-            for row, instance in enumerate(every):
-                instance.row = row
-            self._table = CandidateTable(each.candidate(self._policy) for each in every)
-        else:
-            policy = self._policy
-            self._table.put({each.row: each.candidate(policy) for each in self._changed})
-        self._changed.clear()
-        self._shared = shared(self._table) if self._policy.shares_headroom else self._table
-        return self._shared
-
-    def _touch(self, instance: "_InstanceState") -> None:
-        """What is known of the instance has changed."""
-        if instance.known is not None:
-            instance.known = None
-            self._changed.append(instance)
+        return self._instances.candidates
 
     @property
     def destinations(self) -> Mapping[InstanceId, InstanceId]:
@@ -266,8 +238,7 @@ class GlobalScheduler:
         """A front end no longer needs an instance for the request, or never sent it there."""
         self._held.take(request_id)
         self._copying.pop(request_id, None)
-        for instance in self._instances.values():
-            self._drop(instance, lambda each: each.request_id == request_id)
+        self._instances.drop(request_id)
         if self._prefixes is not None:
             self._prefixes.on_cancel(request_id)
         return []
@@ -279,8 +250,7 @@ class GlobalScheduler:
         copying = self._copying.pop(request_id, None)
         if copying is None:
             return []
-        instance = self._instances[copying.instance_id]
-        self._drop(instance, lambda each: each.request_id == request_id)
+        self._instances.drop(request_id)
         reason = copying.reason
         if reason is not None:
             reason = structs.replace(
@@ -297,39 +267,19 @@ class GlobalScheduler:
     def on_loads(self, loads: Iterable[InstanceLoad], now_s: float) -> list[Effect]:
         """Instances report together: see `on_load`."""
         for load in loads:
-            self._take_in(load)
+            if self._instances.take_in(load) and load.last_dispatch >= self._next_number:
+                # A predecessor's dispatch may still arrive; those of this scheduler must be later.
+                self._next_number = load.last_dispatch + 1
         return self._dispatch_held(now_s) if self._held else []
-
-    def _take_in(self, load: InstanceLoad) -> None:
-        instance = self._instances.get(load.instance_id)
-        if instance is None:
-            if load.instance_id in self._gone:
-                return
-            instance = self._join(load.instance_id)
-        if instance.load is None:
-            instance.num_dispatched, instance.num_dispatched_tokens = self._fewest_dispatched()
-            self._table = None
-        elif load.sequence <= instance.load.sequence:
-            return
-        instance.load = load
-        self._touch(instance)
-        if instance.in_flight:
-            self._drop(instance, lambda each: each.dispatch_number <= load.last_dispatch)
-        # A predecessor's dispatch may still arrive; those of this scheduler must count as later.
-        if load.last_dispatch >= self._next_number:
-            self._next_number = load.last_dispatch + 1
 
     def on_instance_joined(self, instance_id: InstanceId, now_s: float) -> list[Effect]:
         """An instance is starting; it takes part from its first load report on."""
-        if instance_id not in self._gone and instance_id not in self._instances:
-            self._join(instance_id)
+        self._instances.join(instance_id)
         return []
 
     def on_instance_withdrawn(self, instance_id: InstanceId) -> None:
         """An instance that was starting is up and warm: it takes no part until it joins again."""
-        instance = self._instances.get(instance_id)
-        if instance is not None and instance.load is None:
-            del self._instances[instance_id]
+        self._instances.withdraw(instance_id)
 
     def set_pending(self, instance_ids: Iterable[InstanceId]) -> None:
         """Set the starting instances that wait for a place."""
@@ -337,30 +287,15 @@ class GlobalScheduler:
 
     def set_terminating(self, instance_id: InstanceId, is_terminating: bool) -> None:
         """Set whether an instance is being emptied, which its reports may show later."""
-        instance = self._instances.get(instance_id)
-        if instance is None or instance.is_terminating == is_terminating:
-            return
-        if not is_terminating:
-            # Others have got requests meanwhile; it must not get all until it has as many.
-            num, num_tokens = self._fewest_dispatched()
-            instance.num_dispatched = max(instance.num_dispatched, num)
-            instance.num_dispatched_tokens = max(instance.num_dispatched_tokens, num_tokens)
-        instance.is_terminating = is_terminating
-        self._touch(instance)
-
-    def _join(self, instance_id: InstanceId) -> "_InstanceState":
-        instance = self._instances[instance_id] = _InstanceState()
-        return instance
+        self._instances.set_terminating(instance_id, is_terminating)
 
     def on_instance_left(self, instance_id: InstanceId, now_s: float) -> list[Effect]:
         """An instance is gone for good; its sources lose their destination at once.
 
         Requests in flight to it are forgotten: their front ends know what becomes of them.
         """
-        self._gone.add(instance_id)
-        self._instances.pop(instance_id, None)
+        self._instances.leave(instance_id)
         self._sessions.on_instance_left(instance_id)
-        self._table = None
         self._last_destinations.pop(instance_id, None)
         effects: list[Effect] = []
         for source, destination in self.destinations.items():
@@ -391,8 +326,7 @@ class GlobalScheduler:
             for request_id, copying in self._copying.items()
             if copying.request.frontend_id != frontend_id
         }
-        for instance in self._instances.values():
-            self._drop(instance, lambda each: each.frontend_id == frontend_id)
+        self._instances.drop_all_of(frontend_id)
         return []
 
     def on_tick(self, now_s: float) -> list[Effect]:
@@ -409,7 +343,7 @@ class GlobalScheduler:
         if self._next_round_s <= now_s:
             # Missed rounds are skipped: each would decide by the same loads.
             self._next_round_s = now_s + self._policy.round_interval_s
-        self._drop_expired(now_s)
+        self._instances.drop_expired(now_s)
         if self._policy.migrates:
             effects += self._pair()
         if self._policy.num_session_copies:
@@ -422,7 +356,7 @@ class GlobalScheduler:
         With late binding those for which no instance has memory are passed over; but see
         `PolicyConfig.reserves_after_s`.
         """
-        self._drop_expired(now_s)
+        self._instances.drop_expired(now_s)
         effects: list[Effect] = []
         room: _Room | None = None
         if self._policy.binds_late:
@@ -497,12 +431,7 @@ class GlobalScheduler:
         self._copying[request.request_id] = _Copying(
             request, new, instance_id, source, now_s, reason
         )
-        if self._policy.counts_dispatched:
-            instance = self._instances[instance_id]
-            instance.in_flight.append(
-                _InFlight(math.inf, request.request_id, request.frontend_id, new, math.inf)
-            )
-            self._touch(instance)
+        self._instances.expect(request, new, instance_id)
         return CopyPrefix(request, source, instance_id, new.cached_tokens(instance_id))
 
     def _copy_ahead(self, now_s: float) -> list[Effect]:
@@ -566,16 +495,7 @@ class GlobalScheduler:
     ) -> Dispatch:
         number = self._next_number
         self._next_number += 1
-        instance = self._instances[instance_id]
-        instance.num_dispatched += 1
-        instance.num_dispatched_tokens += new.uncached_tokens(instance_id)
-        self._touch(instance)
-        if self._policy.counts_dispatched:
-            expires_s = now_s + self._in_flight_lease_s
-            self._first_expiry_s = min(self._first_expiry_s, expires_s)
-            instance.in_flight.append(
-                _InFlight(number, request.request_id, request.frontend_id, new, expires_s)
-            )
+        self._instances.send(request, new, instance_id, number, now_s)
         return Dispatch(request.request_id, request.frontend_id, instance_id, number, reason)
 
     def _pair(self) -> list[Effect]:
@@ -602,7 +522,7 @@ class GlobalScheduler:
     def _scale(self, now_s: float) -> list[Effect]:
         if self._scaling is None:
             return []
-        starting = [each for each, known in self._instances.items() if known.load is None]
+        starting = self._instances.starting
         num_pending = len(self._pending.intersection(starting))
         if self._policy.own is not None and now_s >= self._scaling_begins_s:
             staying = [each for each in self.candidates if not each.load.is_terminating]
@@ -623,30 +543,6 @@ class GlobalScheduler:
             held_since_s=self._held.first_since_s,
         )
         return [] if decision is None else [decision]
-
-    def _fewest_dispatched(self) -> tuple[int, int]:
-        # An instance that begins at zero would get every request until it has caught up.
-        every = [each for each in self._instances.values() if each.load is not None]
-        present = [each for each in every if not each.is_terminating] or every
-        return (
-            min([each.num_dispatched for each in present], default=0),
-            min([each.num_dispatched_tokens for each in present], default=0),
-        )
-
-    def _drop(self, instance: "_InstanceState", is_over: Callable[["_InFlight"], bool]) -> None:
-        """Requests in flight to the instance have arrived, or will not."""
-        if instance.in_flight:
-            instance.in_flight = [each for each in instance.in_flight if not is_over(each)]
-            self._touch(instance)
-
-    def _drop_expired(self, now_s: float) -> None:
-        if now_s < self._first_expiry_s:
-            return
-        self._first_expiry_s = math.inf
-        for instance in self._instances.values():
-            self._drop(instance, lambda each: each.expires_s <= now_s)
-            for each in instance.in_flight:
-                self._first_expiry_s = min(self._first_expiry_s, each.expires_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -704,36 +600,3 @@ class _Copying:
     def until_s(self) -> float:
         """When it is sent without its prefix."""
         return self.since_s + COPY_LIMIT_S
-
-
-@dataclass(frozen=True, slots=True)
-class _InFlight:
-    dispatch_number: float
-    request_id: RequestId
-    frontend_id: FrontendId
-    request: NewRequest
-    expires_s: float
-
-
-@dataclass(slots=True)
-class _InstanceState:
-    load: InstanceLoad | None = None
-    in_flight: list[_InFlight] = field(default_factory=list)
-    num_dispatched: int = 0
-    num_dispatched_tokens: int = 0
-    is_terminating: bool = False
-    # Its view for decisions, and the row of the table; None after a change.
-    known: Candidate | None = None
-    row: int = -1
-
-    def candidate(self, policy: PolicyConfig) -> Candidate:
-        """Its view for decisions; it has reported."""
-        load = self.load
-        assert load is not None
-        in_flight = tuple([each.request for each in self.in_flight]) if self.in_flight else ()
-        if self.is_terminating and not load.is_terminating:
-            load = structs.replace(load, is_terminating=True)
-        self.known = Candidate(
-            load, in_flight, self.num_dispatched, self.num_dispatched_tokens, policy
-        )
-        return self.known
