@@ -193,6 +193,6 @@ def policy_of(seed: int, kind: EngineKind) -> PolicyConfig:
         )
     if policy.dispatch == COPYING.dispatch and rng.random() < SESSION_COPIES_SHARE:
         policy = replace(policy, dispatch=AHEAD, num_session_copies=2)
-    if policy.balance_ratio is not None and rng.random() < HORIZON_SHARE:
+    if policy.balance_ratio is not None and Random(f"horizon of {seed}").random() < HORIZON_SHARE:
         policy = replace(policy, balance_horizon_steps=BALANCE_HORIZON_STEPS)
     return policy

@@ -88,7 +88,7 @@ BALANCE_SHARE = 0.3
 BALANCE_RATIO, BALANCE_AFTER_TOKENS = 1.2, 4
 """With these rules of `PolicyConfig`."""
 
-HORIZON_SHARE = 0.3
+HORIZON_SHARE = 0.15
 """Of these: those in which the loads that are expected are balanced."""
 
 BALANCE_HORIZON_STEPS = 6

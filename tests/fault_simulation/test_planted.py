@@ -10,7 +10,7 @@ from bench.simulation.sim_planted import MAX_SEEDS_A_MISTAKE
 from fault_simulation.planted import MISTAKES, Mistake
 from fault_simulation.run import run_seed
 
-NUM_SEEDS_QUICK = 60
+NUM_SEEDS_QUICK = 120
 
 QUICK = {
     "source blocks freed before the last stage was sent": "is wrong",

@@ -1,4 +1,4 @@
-"""What the global scheduler knows of the instances: loads, and requests on their way there. Pure.
+"""Instances as the global scheduler knows them: loads, and requests on their way there. Pure.
 
 A load report shows what has arrived at its instance. Until then a request counts by what is known
 of it when it is sent (`Candidate.in_flight`), so that a burst between two reports does not go to
