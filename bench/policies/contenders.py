@@ -1,4 +1,4 @@
-"""Policies that are compared, bounds, and the parameters among which the search chooses. Pure.
+"""Contenders: policies, bounds, and the parameters among which the search chooses. Pure.
 
 A policy is named as in `sterna simulate`: a preset, or a variant of one.
 """

@@ -1,4 +1,4 @@
-"""The part of docs/policies.md that is written from the results. Pure, from rows alone."""
+"""Report of the comparison, a part of docs/policies.md. Pure, from rows alone."""
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence

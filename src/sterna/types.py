@@ -92,7 +92,8 @@ class RequestView(msgspec.Struct, frozen=True):
         num_earlier_tokens: output tokens that it had when it came to this instance from another
             one.
         num_shared_tokens: tokens of its prefix that it found in the prefix cache when it was
-            admitted, whose memory others may hold too.
+            admitted (the first time on vLLM, the last one on emulated engines), whose memory others
+            may hold too.
     """
 
     request_id: RequestId

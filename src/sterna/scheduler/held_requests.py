@@ -1,4 +1,4 @@
-"""Line of the requests that wait at the global scheduler for an instance. Pure."""
+"""Held requests: the line of those that wait at the global scheduler for an instance. Pure."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
