@@ -20,10 +20,12 @@ from fault_simulation.virtual.settings import (
     BY_PREFIX_SHARE,
     COPYING,
     COPYING_SHARE,
+    CROWDED_SHARE,
     ENGINE,
     GROWTH_STEPS,
     HORIZON_SHARE,
     LATE_SHARE,
+    LONG_LINE_SHARE,
     POLICY,
     RESERVES_AFTER_S,
     SESSION_COPIES_SHARE,
@@ -187,6 +189,8 @@ def policy_of(seed: int, kind: EngineKind) -> PolicyConfig:
             growth_steps=GROWTH_STEPS,
             reserves_after_s=RESERVES_AFTER_S,
         )
+        if Random(f"line of {seed}").random() < LONG_LINE_SHARE:
+            policy = replace(policy, crowded_share=CROWDED_SHARE)
     if rng.random() < BALANCE_SHARE:
         policy = replace(
             policy, balance_ratio=BALANCE_RATIO, balance_after_tokens=BALANCE_AFTER_TOKENS

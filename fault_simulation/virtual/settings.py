@@ -82,6 +82,12 @@ RESERVES_AFTER_S = 0.5
 GROWTH_STEPS = 1.0
 """Memory that late binding leaves to each request on an instance."""
 
+LONG_LINE_SHARE = 0.5
+"""Of these: those in which it does so only while much waits."""
+
+CROWDED_SHARE = 0.2
+"""More than this share of the memory."""
+
 BALANCE_SHARE = 0.3
 """Of all seeds: those in which requests also move while memory is plenty."""
 

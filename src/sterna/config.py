@@ -244,6 +244,10 @@ class PolicyConfig:
         growth_steps: such a request needs memory beside what all requests on its instance, running,
             queuing or on their way, may need for as many decode steps; an instance without any
             takes whatever fits.
+        crowded_share: it does so only while the demands of all that wait are more than this share
+            of the memory of all instances: with fewer, whatever is let in shortens the line; with
+            more there is always another one to fill the memory with. Moves for balance always
+            leave memory to grow.
         hold_limit_s: after this time of waiting a request is dispatched all the same; None: it
             waits as long as it takes.
         migrates_continuously: whether a source moves the next request as soon as one has moved, in
@@ -287,6 +291,7 @@ class PolicyConfig:
     ageing_tokens_per_s: float = 512.0
     reserves_after_s: float | None = None
     growth_steps: float = 0.0
+    crowded_share: float = 0.0
     hold_limit_s: float | None = None
     num_session_copies: int = 0
     balance_ratio: float | None = None
@@ -327,6 +332,7 @@ class PolicyConfig:
         )
         _require(self.ageing_tokens_per_s >= 0, self, "ageing_tokens_per_s", "at least 0")
         _require(self.growth_steps >= 0, self, "growth_steps", "at least 0")
+        _require(self.crowded_share >= 0, self, "crowded_share", "at least 0")
         _require(self.num_session_copies >= 0, self, "num_session_copies", "at least 0")
         if self.balance_ratio is not None:
             _require(self.balance_ratio >= 1, self, "balance_ratio", "at least 1")

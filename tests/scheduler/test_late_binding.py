@@ -65,6 +65,30 @@ def test_those_that_are_there_keep_memory_to_grow() -> None:
     assert places(empty.on_request(ask("whole", M), 0.0)) == [("whole", "i0")]
 
 
+def test_memory_to_grow_counts_only_while_much_waits() -> None:
+    """By hand: as long as no more than a hundredth of the memory of both instances waits, what fits
+    is let in, whatever those that run there may need; with more, memory to grow is left to them."""
+    policy = replace(LATE, growth_steps=10.0, crowded_share=0.01)
+    most_tokens = 2 * M // 100
+    core = scheduler(full("i0"), full("i1"), policy=policy)
+    assert core.on_request(ask("a", most_tokens), 0.0) == []
+    assert core.growth_steps == 0
+    assert freed(core, full("i0", most_tokens)) == [("a", "i0")]
+    core = scheduler(full("i0"), full("i1"), policy=policy)
+    assert core.on_request(ask("a", most_tokens), 0.0) == []
+    assert core.on_request(ask("b", most_tokens - 1), 0.0) == []
+    assert core.growth_steps == 10
+    # One request runs there.
+    assert freed(core, full("i0", most_tokens + 8)) == []
+    assert places(core.on_load(report(full("i0", most_tokens + 9), sequence=3), 1.0)) == [
+        ("b", "i0")
+    ]
+    assert core.growth_steps == 0
+    core.on_request(ask("c", most_tokens - 1), 0.0)
+    core.on_cancel(RequestId("a"), 1.0)
+    assert core.growth_steps == 0
+
+
 def test_a_full_batch_takes_no_request_however_much_memory_there_is() -> None:
     """What queues or is on its way gets a place before it."""
     two = [running("a", 16), running("b", 16)]
@@ -232,13 +256,15 @@ demands_tokens = st.integers(1, 40).map(lambda blocks: 16 * blocks)
     st.lists(demands_tokens, min_size=1, max_size=12),
     st.lists(st.integers(0, 60).map(lambda blocks: 16 * blocks), min_size=1, max_size=4),
     st.sampled_from([0, 1, 48]),
+    st.sampled_from([0.0, 0.002, 0.05]),
 )
 def test_no_request_waits_while_there_is_memory_for_it(
-    demands: list[int], free_tokens: list[int], growth_steps: int
+    demands: list[int], free_tokens: list[int], growth_steps: int, crowded_share: float
 ) -> None:
     """And none is dispatched where there is none."""
     views = [full(f"i{place}") for place in range(len(free_tokens))]
-    core = scheduler(*views, policy=replace(LATE, growth_steps=growth_steps))
+    policy = replace(LATE, growth_steps=growth_steps, crowded_share=crowded_share)
+    core = scheduler(*views, policy=policy)
     for number, demand_tokens in enumerate(demands):
         assert core.on_request(ask(f"r{number}", demand_tokens), 0.0) == []
     loads = [
@@ -252,7 +278,8 @@ def test_no_request_waits_while_there_is_memory_for_it(
         left_tokens = number - sum(demands[each] for each in got)
         # One request ran there before.
         if got:
-            assert left_tokens >= growth_steps * len(got)
+            assert left_tokens >= (0 if crowded_share else growth_steps * len(got))
         if core.smallest_held_tokens is not None:
-            assert left_tokens - growth_steps * (len(got) + 1) < core.smallest_held_tokens
+            growth_tokens = core.growth_steps * (len(got) + 1)
+            assert left_tokens - growth_tokens < core.smallest_held_tokens
     assert core.num_held + len(sent) == len(demands)

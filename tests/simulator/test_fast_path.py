@@ -352,6 +352,7 @@ policies = st.builds(
     binds_late=st.booleans(),
     ageing_tokens_per_s=st.sampled_from([0.0, 100.0]),
     growth_steps=st.sampled_from([0.0, 2.5, 48.0]),
+    crowded_share=st.sampled_from([0.0, 0.02, 0.2]),
     hold_limit_s=st.sampled_from([None, 0.1, 2.0]),
     balance_ratio=st.sampled_from([None, 1.0, 1.5]),
     balance_after_tokens=st.sampled_from([0, 8, 40]),

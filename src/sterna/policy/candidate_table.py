@@ -213,7 +213,7 @@ def as_table(candidates: Iterable[Candidate]) -> CandidateTable:
 
 def _row(candidate: Candidate) -> tuple[float, ...]:
     # As the properties of `Candidate`, which compute the same sums several times.
-    load, in_flight, policy = candidate.load, candidate.in_flight, candidate.policy
+    load, in_flight = candidate.load, candidate.in_flight
     num_requests = load.num_running + load.num_queuing
     uncomputed_tokens, uncomputed_pairs = load.uncomputed_tokens, load.uncomputed_pairs
     in_flight_tokens = 0
@@ -229,7 +229,7 @@ def _row(candidate: Candidate) -> tuple[float, ...]:
     headrooms_tokens = load.normal_free_tokens - load.free_tokens
     room_tokens: float = 0
     if load.num_slots is None or num_requests < load.num_slots:
-        room_tokens = load.total_tokens - load_tokens - policy.growth_steps * num_requests
+        room_tokens = load.total_tokens - load_tokens
     return (
         load.is_terminating,
         num_requests,

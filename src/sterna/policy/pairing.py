@@ -14,6 +14,7 @@ from msgspec import structs
 from sterna.config import PolicyConfig
 from sterna.policy.candidate_table import (
     IS_TERMINATING,
+    NUM_REQUESTS,
     REAL_LOAD_TOKENS,
     ROOM_TOKENS,
     VIRTUAL_LOAD_TOKENS,
@@ -103,7 +104,8 @@ def _balanced(
             load_tokens + each.headroom_share * each.headrooms_tokens
             for load_tokens, each in zip(loads_tokens, candidates, strict=True)
         ]
-    room_tokens = candidates.column(ROOM_TOKENS).tolist()
+    growth_tokens = policy.growth_steps * candidates.column(NUM_REQUESTS)
+    room_tokens = (candidates.column(ROOM_TOKENS) - growth_tokens).tolist()
     ids = [each.instance_id for each in candidates]
     staying = np.flatnonzero(candidates.column(IS_TERMINATING) == 0).tolist()
     if already_paired:

@@ -154,14 +154,12 @@ class Candidate:
 
     @property
     def room_tokens(self) -> float:
-        """Memory for requests beside all that run, queue or are on their way, and beside
-        `growth_steps` further tokens of each of these; may be negative. 0 while these fill the
-        batch."""
+        """Memory for requests beside all that run, queue or are on their way; may be negative. 0
+        while these fill the batch."""
         num_requests, num_slots = self.num_requests, self.load.num_slots
         if num_slots is not None and num_requests >= num_slots:
             return 0
-        growth_tokens = self.policy.growth_steps * num_requests
-        return self.load.total_tokens - self.real_load_tokens - growth_tokens
+        return self.load.total_tokens - self.real_load_tokens
 
     def with_load(self, load: InstanceLoad) -> "Candidate":
         """The same instance as if it had reported this load."""

@@ -16,12 +16,19 @@ from types import MappingProxyType
 from typing import Protocol
 
 import msgspec
+import numpy as np
 from msgspec import structs
 
 from sterna.config import DispatchRule, PolicyConfig, ScalingConfig, Soonest
 from sterna.messages.actors import DispatchRequest
 from sterna.messages.reasons import DispatchReason, MoveReason
-from sterna.policy.candidate_table import ROOM_TOKENS, TOTAL_TOKENS, CandidateTable
+from sterna.policy.candidate_table import (
+    NUM_REQUESTS,
+    ROOM_TOKENS,
+    TOTAL_TOKENS,
+    CandidateTable,
+    Column,
+)
 from sterna.policy.dispatch import decide
 from sterna.policy.pairing import pair
 from sterna.policy.prefix_dispatch import copies_ahead, is_worth_a_copy, prefix_to_copy
@@ -216,12 +223,24 @@ class GlobalScheduler:
     @property
     def most_room_tokens(self) -> float:
         """The most memory that an instance has for a request that waits here."""
-        return _Room.of(self.candidates).most_tokens
+        return _Room.of(self.candidates, self.growth_steps).most_tokens
 
     @property
     def smallest_held_tokens(self) -> int | None:
         """The memory with which an instance could admit a held request; None without any."""
         return self._held.smallest_tokens
+
+    @property
+    def growth_steps(self) -> float:
+        """For how many steps such an instance needs memory for its own requests beside it:
+        `PolicyConfig.growth_steps` while the line is long (`PolicyConfig.crowded_share`), else 0.
+        """
+        growth_steps, crowded_share = self._policy.growth_steps, self._policy.crowded_share
+        if growth_steps and crowded_share:
+            total_tokens = float(self.candidates.column(TOTAL_TOKENS).sum())
+            if self._held.total_tokens <= crowded_share * total_tokens:
+                return 0.0
+        return growth_steps
 
     def on_request(self, request: DispatchRequest, now_s: float) -> list[Effect]:
         """A front end asks for an instance; without one, the request is held.
@@ -360,7 +379,7 @@ class GlobalScheduler:
         effects: list[Effect] = []
         room: _Room | None = None
         if self._policy.binds_late:
-            room = _Room.of(self.candidates)
+            room = _Room.of(self.candidates, self.growth_steps)
             if not self._may_fit(room, now_s):
                 return effects
         self._kept_free = None
@@ -368,7 +387,7 @@ class GlobalScheduler:
             candidates: CandidateTable | None = None
             if self._may_wait(request, now_s):
                 if room is None:
-                    room = _Room.of(self.candidates, self._kept_free)
+                    room = _Room.of(self.candidates, self.growth_steps, self._kept_free)
                     if not self._may_fit(room, now_s):
                         break
                 if request.demand_tokens <= room.total_tokens:
@@ -545,24 +564,35 @@ class GlobalScheduler:
         return [] if decision is None else [decision]
 
 
+NO_COLUMN: Column = np.zeros(0)
+
+
 @dataclass(frozen=True, slots=True)
 class _Room:
     """Memory for requests on the instances that may get some.
 
     Attributes:
-        most_tokens: the most that one of them has left.
+        tokens: what each of them has left.
+        most_tokens: the most that one has left.
         total_tokens: that of the largest. A request that needs more would wait for ever.
         roomiest: the one that has the most left; None if there is none.
     """
 
     candidates: CandidateTable
+    tokens: Column
     most_tokens: float
     total_tokens: float
     roomiest: InstanceId | None
 
     @classmethod
-    def of(cls, candidates: CandidateTable, kept_free: InstanceId | None = None) -> "_Room":
-        """Of those that may get requests, without the one that is kept free."""
+    def of(
+        cls,
+        candidates: CandidateTable,
+        growth_steps: float,
+        kept_free: InstanceId | None = None,
+    ) -> "_Room":
+        """Of those that may get requests, without the one that is kept free, and beside as many
+        further tokens of each request that is there."""
         if not len(candidates):
             return NO_ROOM
         staying = candidates.staying()
@@ -572,17 +602,20 @@ class _Room:
         if kept_free is not None:
             staying = staying.where(staying.spread({kept_free: 1.0}) == 0)
             if not len(staying):
-                return cls(staying, 0, most_total_tokens, None)
-        room_tokens = staying.column(ROOM_TOKENS)
-        row = int(room_tokens.argmax())
-        return cls(staying, float(room_tokens[row]), most_total_tokens, staying[row].instance_id)
+                return cls(staying, NO_COLUMN, 0, most_total_tokens, None)
+        tokens = staying.column(ROOM_TOKENS)
+        if growth_steps:
+            tokens = tokens - growth_steps * staying.column(NUM_REQUESTS)
+        row = int(tokens.argmax())
+        most_tokens = float(tokens[row])
+        return cls(staying, tokens, most_tokens, most_total_tokens, staying[row].instance_id)
 
     def candidates_for(self, demand_tokens: int) -> CandidateTable:
         """Those that have room for a request."""
-        return self.candidates.where(self.candidates.column(ROOM_TOKENS) >= demand_tokens)
+        return self.candidates.where(self.tokens >= demand_tokens)
 
 
-NO_ROOM = _Room(CandidateTable(), 0, 0, None)
+NO_ROOM = _Room(CandidateTable(), NO_COLUMN, 0, 0, None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ class HeldRequests:
         self._line: list[_Place] = []
         self._demands_tokens: list[int] = []
         self._num_put = 0
+        self._total_tokens = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -57,6 +58,11 @@ class HeldRequests:
     def largest_tokens(self) -> int | None:
         """The largest demand; None without requests."""
         return self._demands_tokens[-1] if self._demands_tokens else None
+
+    @property
+    def total_tokens(self) -> int:
+        """The demands of all of them."""
+        return self._total_tokens
 
     @property
     def first_since_s(self) -> float | None:
@@ -89,6 +95,7 @@ class HeldRequests:
         self._waiting[request.request_id] = _Waiting(place, since_s)
         insort(self._line, place)
         insort(self._demands_tokens, request.demand_tokens)
+        self._total_tokens += request.demand_tokens
 
     def take(self, request_id: RequestId) -> float | None:
         """Remove the request; returns when it began to wait, or None if it does not."""
@@ -100,4 +107,5 @@ class HeldRequests:
 
     def _leave(self, waiting: _Waiting) -> None:
         del self._line[bisect_left(self._line, waiting.place)]
+        self._total_tokens -= waiting.request.demand_tokens
         del self._demands_tokens[bisect_left(self._demands_tokens, waiting.request.demand_tokens)]

@@ -50,7 +50,7 @@ class Engines(Protocol):
         """Run all steps that end by this time."""
 
     def notices(
-        self, until_s: float, room_tokens: int | None
+        self, until_s: float, room_tokens: int | None, growth_steps: float
     ) -> tuple[list[tuple[int, float]], float | None]:
         """Requests that ended, and when, whose sessions go on, and when an engine had room for
         another request of this memory: after the first step by this time behind which there is
@@ -59,11 +59,12 @@ class Engines(Protocol):
 
         Args:
             room_tokens: None: room is not looked for.
+            growth_steps: see `has_room`.
         """
 
-    def has_room(self, row: int, num_tokens: int) -> bool:
+    def has_room(self, row: int, num_tokens: int, growth_steps: float) -> bool:
         """Whether there is memory for a request of this demand beside all that run or queue and
-        what they may need further (`growth_steps`), and a place in the batch, after the last step
+        what they may need further in as many steps, and a place in the batch, after the last step
         or at its beginning."""
 
     def step_end_s(self, row: int, now_s: float) -> float | None:

@@ -125,7 +125,6 @@ def _settings(config: SimulationConfig) -> Table:
     settings["is_live"] = config.report is Report.LIVE
     settings["is_by_step"] = config.report is Report.STEP
     settings["victim"] = VICTIMS[policy.victim] if policy.migrates else NO_VICTIM
-    settings["growth_steps"] = policy.growth_steps
     settings["balances"] = policy.balance_ratio is not None
     settings["balance_after_tokens"] = policy.balance_after_tokens
     settings["has_priorities"] = policy.has_priorities

@@ -116,19 +116,19 @@ class PlainEngines:
         pass
 
     def notices(
-        self, until_s: float, room_tokens: int | None
+        self, until_s: float, room_tokens: int | None, growth_steps: float
     ) -> tuple[list[tuple[int, float]], float | None]:
         ended, self._turns_ended = self._turns_ended, []
         return ended, None
 
-    def has_room(self, row: int, num_tokens: int) -> bool:
+    def has_room(self, row: int, num_tokens: int, growth_steps: float) -> bool:
         view = self._view(self._engines[row])
         num_requests = len(view.running) + len(view.queuing)
         if view.num_slots is not None and num_requests >= view.num_slots:
             return False
         taken_tokens = used_tokens_of(view) + prefill_demand_tokens_of(view)
         taken_tokens += sum(each.demand_tokens for each in view.queuing)
-        growth_tokens = self._config.policy.growth_steps * num_requests
+        growth_tokens = growth_steps * num_requests
         return taken_tokens + growth_tokens + num_tokens <= view.total_tokens
 
     def step_end_s(self, row: int, now_s: float) -> float | None:

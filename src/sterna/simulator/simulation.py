@@ -173,7 +173,9 @@ class Simulation:
         if self._trace.turns is None and self._scheduler.num_held == 0:
             return False
         until_s = min(math.inf if each is None else each[0] for each in (event, arrival))
-        ended, room_s = self._engines.notices(until_s, self._scheduler.smallest_held_tokens)
+        ended, room_s = self._engines.notices(
+            until_s, self._scheduler.smallest_held_tokens, self._scheduler.growth_steps
+        )
         for index, end_s in ended:
             turn = self._next_turns[index]
             action = partial(self._begin_turn, turn)
@@ -305,7 +307,7 @@ class Simulation:
         held_tokens = self._scheduler.smallest_held_tokens
         if held_tokens is None or instance.instance_id not in self._instances:
             return
-        if self._engines.has_room(instance.row, held_tokens):
+        if self._engines.has_room(instance.row, held_tokens, self._scheduler.growth_steps):
             self._plan_offer(now_s)
 
     def _stop_after_step(self, instance: SimulatedInstance, end_s: float) -> None:
