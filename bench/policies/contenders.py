@@ -56,6 +56,7 @@ WITHOUT = (
     "sterna:dispatch=freest",
     "sterna:binds_late=false",
     "sterna:growth_steps=0",
+    "sterna:crowded_share=0",
     "sterna:copy_token_cost=none",
     "sterna:shares_headroom=false",
     "sterna:balance_ratio=none",

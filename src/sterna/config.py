@@ -288,7 +288,7 @@ class PolicyConfig:
     preempted_make_source: bool = False
     migrates_continuously: bool = True
     binds_late: bool = False
-    ageing_tokens_per_s: float = 512.0
+    ageing_tokens_per_s: float = 2048.0
     reserves_after_s: float | None = None
     growth_steps: float = 0.0
     crowded_share: float = 0.0

@@ -70,11 +70,12 @@ STERNA = replace(
     binds_late=True,
     reserves_after_s=300.0,
     growth_steps=LLUMNIX.source_freeness_steps,
+    crowded_share=0.2,
     shares_headroom=True,
     balance_ratio=1.2,
 )
 """Sterna's own policy (docs/policies.md). Requests go where their first tokens come soonest, prefix
-caches included, and wait at the scheduler until an instance has memory for them beside what those
+caches included, and wait at the scheduler until an instance has memory for them, while much waits beside what those
 there may need before any of them would move away. Long outputs move
 while memory is plenty, too, so that all decode at the same speed. Headrooms are no larger than the
 other instances can bear (`policy.headroom`)."""
