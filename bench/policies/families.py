@@ -57,6 +57,10 @@ def _serving_options() -> tuple[str, ...]:
     )
 
 
+_CHOOSING = ("M-M", "L-L", "ShareGPT", "S-L")
+"""Traces of the paper on which parameters were chosen."""
+
+
 def _paper() -> Family:
     """The paper's seven traces at their middle and top rates, as its cluster ran them, with live
     load reports."""
@@ -68,11 +72,12 @@ def _paper() -> Family:
     for trace, of_trace in rates.items():
         of_trace.sort()
         for rate in (of_trace[len(of_trace) // 2], of_trace[-1]):
-            options = ("--trace", trace, "--rate", f"{rate:g}", "--requests", "10000")
+            workload = ("--trace", trace, "--rate", f"{rate:g}", "--requests", "10000")
             # Runs of the parts on all points would take hours.
-            is_first = trace in ("M-M", "L-L")
+            has_parts = trace in ("M-M", "L-L")
             name = f"{trace} {rate:g}/s"
-            points.append(Point(name, (*options, *_serving_options()), is_first, is_first))
+            options = (*workload, *_serving_options())
+            points.append(Point(name, options, trace in _CHOOSING, has_parts))
     return Family("paper", "The paper's traces", tuple(points))
 
 

@@ -119,3 +119,16 @@ def test_the_picture_has_the_ink_of_its_page_and_no_background(page: str, tmp_pa
     assert downtime_plot.INK[other] not in picture
     assert "fill: #ffffff" not in picture
     assert f"bench/results/{drawn[f'downtime_{page}.svg'].name}" in README
+
+
+def test_the_policy_is_as_much_better_in_simulation_as_was_measured() -> None:
+    found = {goal["name"]: goal["found"] for goal in results_io.read("policies")["summary"]}
+    of_paper = " of the paper's traces against Llumnix's"
+    ttft_p99, ttft_mean, loss, tpot_p99 = (
+        found[name + of_paper].removesuffix(" times better")
+        for name in ("TTFT P99", "TTFT mean", "preemption loss", "TPOT P99")
+    )
+    assert (
+        f"P99 TTFT {ttft_p99} times better, mean TTFT {ttft_mean}, "
+        f"preemption loss {loss}, P99 TPOT {tpot_p99} |"
+    ) in row("Sterna's policy beside Llumnix's in simulation")
