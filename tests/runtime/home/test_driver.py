@@ -86,9 +86,11 @@ def test_sigterm_ends_a_driver_as_any_death_does(connects: list[str]) -> None:
 
 @pytest.fixture
 def logs() -> Iterator[None]:
-    """What a driver's process does with its log lines ends with the test."""
+    """A driver's process begins without handlers, and what it does with its log lines ends with the
+    test."""
     ours = logging.getLogger("sterna")
     before = ours.level, ours.propagate, [*ours.handlers]
+    ours.handlers.clear()
     yield
     ours.setLevel(before[0])
     ours.propagate, ours.handlers[:] = before[1:]
