@@ -71,7 +71,8 @@ def _paper_tables(rows: Sequence[Row], family: Family) -> list[str]:
     whole = [each for each in _policies(rows) if each not in (*ALONE, *WITHOUT, *MORE)]
     return [
         "Against Llumnix with live load reports; a factor above 1 is better. Means over the points "
-        "and seeds, with 90 % intervals over the seeds. On traces that no choice was made on:",
+        "and seeds, with 90 % intervals over the seeds. On traces that no choice "
+        "but that of `ageing_tokens_per_s` was made on:",
         _factors(rows, whole, METRICS, others),
         folded(
             f"On those of the choice ({', '.join(chosen)})", _factors(rows, whole, METRICS, chosen)

@@ -75,10 +75,10 @@ STERNA = replace(
     balance_ratio=1.2,
 )
 """Sterna's own policy (docs/policies.md). Requests go where their first tokens come soonest, prefix
-caches included, and wait at the scheduler until an instance has memory for them.
-While much waits, it has to have as much besides as those there may need before any of them would
-move away. Long outputs move while memory is plenty, too, so that all decode at the same speed.
-Headrooms are no larger than the other instances can bear (`policy.headroom`)."""
+caches included, and wait at the scheduler until an instance has memory for them. While
+much waits, it has to have as much besides as those there may need before any of them would move
+away. Long outputs move while memory is plenty, too, so that all decode at the same speed. Headrooms
+are no larger than the other instances can bear (`policy.headroom`)."""
 
 POLICIES = (
     LLUMNIX,
