@@ -284,15 +284,16 @@ class FastEngines:
         self, until_s: float, room_tokens: int | None, growth_steps: float
     ) -> tuple[list[tuple[int, float]], float | None]:
         room_blocks = NEVER if room_tokens is None else -(-room_tokens // self._block_size)
-        self._tables.settings["growth_steps"] = growth_steps
-        num_ended, room_s = entries.advance_to_notice(self._places, until_s, room_blocks)
+        num_ended, room_s = entries.advance_to_notice(
+            self._places, until_s, room_blocks, growth_steps
+        )
         ended: list[int] = self._tables.notes[FIRST_TURN : FIRST_TURN + num_ended].tolist()
         turns = [(index, float(self._tables.requests["end_s"][index])) for index in ended]
         return turns, None if room_s < 0 else room_s
 
     def has_room(self, row: int, num_tokens: int, growth_steps: float) -> bool:
-        self._tables.settings["growth_steps"] = growth_steps
-        return bool(entries.has_room(self._places, row, -(-num_tokens // self._block_size)))
+        num_blocks = -(-num_tokens // self._block_size)
+        return bool(entries.has_room(self._places, row, num_blocks, growth_steps))
 
     def step_end_s(self, row: int, now_s: float) -> float | None:
         entries.advance_row(self._places, row, now_s)

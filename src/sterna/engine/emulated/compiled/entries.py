@@ -66,16 +66,18 @@ def advance_and_list(places: Any, until_s: float, listed: Any, source: int = SOU
 
 @njit(cache=True)
 def advance_to_notice(
-    places: Any, until_s: float, room_blocks: int, source: int = SOURCE
+    places: Any, until_s: float, room_blocks: int, growth_steps: float, source: int = SOURCE
 ) -> tuple[int, float]:
     """See `stepping.advance_to_notice`."""
-    return stepping.advance_to_notice(tables_at(places), until_s, room_blocks)
+    return stepping.advance_to_notice(tables_at(places), until_s, room_blocks, growth_steps)
 
 
 @njit(cache=True)
-def has_room(places: Any, r: int, num_blocks: int, source: int = SOURCE) -> bool:
+def has_room(
+    places: Any, r: int, num_blocks: int, growth_steps: float, source: int = SOURCE
+) -> bool:
     """See `reports.has_room`."""
-    return reports.has_room(tables_at(places), r, num_blocks)
+    return reports.has_room(tables_at(places), r, num_blocks, growth_steps)
 
 
 @njit(cache=True)

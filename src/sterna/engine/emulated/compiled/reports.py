@@ -98,16 +98,16 @@ def left_to_prefill(tables: Tables, r: int) -> tuple[int, int, int]:
 
 
 @njit
-def has_room(tables: Tables, r: int, num_blocks: int) -> bool:
+def has_room(tables: Tables, r: int, num_blocks: int, growth_steps: float) -> bool:
     """Whether there is memory for a request of this demand beside all that run or queue and what
-    they may need further, and a place in the batch."""
+    they may need further in as many steps, and a place in the batch."""
     row, rule = tables.rows[r], tables.settings[0]
     num_requests = row.num_running + row.num_drained + row.num_queuing
     if num_requests >= rule.max_num_seqs:
         return False
     spare_blocks = max(rule.watermark_blocks, rule.min_free_blocks)
     room_blocks = row.free_blocks - spare_blocks - row.queued_blocks - num_blocks
-    growth_tokens = rule.growth_steps * num_requests
+    growth_tokens = growth_steps * num_requests
     if room_blocks * rule.block_size < growth_tokens:
         return False
     num_prefill_blocks, _, _ = left_to_prefill(tables, r)

@@ -250,7 +250,9 @@ def advance(tables: Tables, until_s: float) -> None:
 
 
 @njit
-def advance_to_notice(tables: Tables, until_s: float, room_blocks: int) -> tuple[int, float]:
+def advance_to_notice(
+    tables: Tables, until_s: float, room_blocks: int, growth_steps: float
+) -> tuple[int, float]:
     """Carry out the steps of all engines that end by `until_s`, in the order of their ends, up to
     the first one that ends requests whose sessions go on, or behind which its engine has room for a
     request of `room_blocks`; returns the number of these requests, and the time of the room, or -1.
@@ -271,7 +273,7 @@ def advance_to_notice(tables: Tables, until_s: float, room_blocks: int) -> tuple
         end_step(tables, first)
         if row.is_held == 0:
             begin_step(tables, first, now_s)
-            if has_room(tables, first, room_blocks):
+            if has_room(tables, first, room_blocks, growth_steps):
                 room_s = now_s
     num_ended = tables.notes[NUM_TURNS]
     tables.notes[NUM_TURNS] = 0

@@ -187,7 +187,6 @@ SETTINGS = np.dtype(
         ("is_live", np.int64),
         ("is_by_step", np.int64),
         ("victim", np.int64),
-        ("growth_steps", np.float64),
         ("balances", np.int64),
         ("balance_after_tokens", np.int64),
         ("has_priorities", np.int64),
