@@ -32,9 +32,9 @@ class _AwaitsWhatWasGivenUp(GlobalScheduler):
     def on_prefix_done(
         self, request_id: RequestId, now_s: float, *, is_copied: bool = False
     ) -> list[Effect]:
-        copying = self._copying.get(request_id)
-        if not is_copied and copying is not None:
-            self._copying[request_id] = replace(copying, since_s=now_s + FOR_EVER_S)
+        awaited = self._copies._awaited.get(request_id)
+        if not is_copied and awaited is not None:
+            self._copies._awaited[request_id] = replace(awaited, since_s=now_s + FOR_EVER_S)
             return []
         return super().on_prefix_done(request_id, now_s, is_copied=is_copied)
 

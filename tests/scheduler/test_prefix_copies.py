@@ -9,13 +9,8 @@ from msgspec import structs
 from sterna.config import Soonest
 from sterna.messages.actors import DispatchRequest
 from sterna.policy.presets import ROUND_ROBIN, STERNA
-from sterna.scheduler.global_scheduler import (
-    COPY_LIMIT_S,
-    CopyPrefix,
-    Dispatch,
-    Effect,
-    GlobalScheduler,
-)
+from sterna.scheduler.global_scheduler import Dispatch, Effect, GlobalScheduler
+from sterna.scheduler.prefix_copies import COPY_LIMIT_S, CopyPrefix
 from sterna.types import FrontendId, InstanceId, RequestId
 from tests.policy.builders import evenly_loaded, instance, report
 from tests.scheduler.test_global_scheduler import FRONTEND, ask, places

@@ -7,7 +7,8 @@ from msgspec import structs
 
 from sterna.messages.actors import DispatchRequest
 from sterna.policy.presets import STERNA
-from sterna.scheduler.global_scheduler import CopyPrefix, GlobalScheduler
+from sterna.scheduler.global_scheduler import GlobalScheduler
+from sterna.scheduler.prefix_copies import CopyPrefix
 from sterna.scheduler.sessions import IDLE_AFTER_S, MAX_SESSIONS, Sessions
 from sterna.types import InstanceId, InstanceView, RequestId
 from tests.policy.builders import instance, queuing, report

@@ -32,6 +32,7 @@ from sterna.messaging.send_effects import KeepOnly, ToMailbox, Unexpected
 from sterna.policy.scaling import ScaleUp, Terminate
 from sterna.policy.virtual_usage import freeness_of
 from sterna.scheduler import global_scheduler as rules
+from sterna.scheduler import prefix_copies
 from sterna.scheduler.prefix_index import PrefixIndex
 from sterna.types import FrontendId, InstanceId, RequestId
 
@@ -277,7 +278,7 @@ class SchedulerCore:
                         order = SetDestination(destination, reason)
                         address = self._instances[source].address
                         translated.append(ToMailbox(address, order))
-                case rules.CopyPrefix(request, source, destination, first_token):
+                case prefix_copies.CopyPrefix(request, source, destination, first_token):
                     if source in self._instances:
                         copy = CopyPrefix(
                             request.request_id, destination, request.block_hashes, first_token

@@ -11,39 +11,26 @@ round, even if it has none, since a predecessor may have set one.
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol
 
 import msgspec
-import numpy as np
 from msgspec import structs
 
-from sterna.config import DispatchRule, PolicyConfig, ScalingConfig, Soonest
+from sterna.config import PolicyConfig, ScalingConfig
 from sterna.messages.actors import DispatchRequest
 from sterna.messages.reasons import DispatchReason, MoveReason
-from sterna.policy.candidate_table import (
-    NUM_REQUESTS,
-    ROOM_TOKENS,
-    TOTAL_TOKENS,
-    CandidateTable,
-    Column,
-)
+from sterna.policy.candidate_table import TOTAL_TOKENS, CandidateTable, Choice
 from sterna.policy.dispatch import decide
 from sterna.policy.pairing import pair
-from sterna.policy.prefix_dispatch import copies_ahead, is_worth_a_copy, prefix_to_copy
 from sterna.policy.scaling import ScaleUp, ScalingState, Terminate, towards
 from sterna.policy.scaling import decide as decide_scaling
-from sterna.policy.virtual_usage import Candidate, NewRequest
+from sterna.policy.virtual_usage import NewRequest
 from sterna.scheduler.explanation import dispatch_reason, move_reason
 from sterna.scheduler.held_requests import HeldRequests
 from sterna.scheduler.known_instances import KnownInstances
-from sterna.scheduler.sessions import Sessions, ahead_of_next
+from sterna.scheduler.prefix_copies import CopyPrefix, PrefixCopies, PrefixKnowledge
+from sterna.scheduler.room import Room
 from sterna.types import NORMAL, FrontendId, InstanceId, InstanceLoad, RequestId
-
-COPY_LIMIT_S = 5.0
-"""After this time a request is sent without its prefix. Copies that fail are reported; this is for
-messages that are lost with an instance or a scheduler."""
 
 
 class Dispatch(msgspec.Struct, frozen=True):
@@ -70,37 +57,7 @@ class SetDestination(msgspec.Struct, frozen=True):
     reason: MoveReason | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class CopyPrefix:
-    """Tell the source to copy to the destination's prefix cache what it has of this prompt from
-    this token on, on behalf of a request that will be sent there, or may be (`ahead_of_next`);
-    `on_prefix_done` ends the wait, if one waits."""
-
-    request: DispatchRequest
-    source: InstanceId
-    destination: InstanceId
-    first_token: int
-
-
 Effect = Dispatch | SetDestination | CopyPrefix | ScaleUp | Terminate
-
-
-class PrefixKnowledge(Protocol):
-    """Knowledge of the instances' prefix caches."""
-
-    def cached_tokens(self, request: DispatchRequest) -> Mapping[InstanceId, int]:
-        """`NewRequest.cached` of the request."""
-
-    def can_copy(self, source: InstanceId, destination: InstanceId) -> bool:
-        """Whether prefixes can be copied from one of these instances to the other alone."""
-
-    def on_dispatched(
-        self, request: DispatchRequest, instance_id: InstanceId, now_s: float
-    ) -> None:
-        """The request is sent to the instance."""
-
-    def on_cancel(self, request_id: RequestId) -> None:
-        """The request was not sent there, or has ended."""
 
 
 IN_FLIGHT_LEASE_S = 30.0
@@ -136,7 +93,6 @@ class GlobalScheduler:
         explains: bool = False,
     ) -> None:
         self._policy = policy = policy.anew()
-        self._prefixes = prefixes if policy.looks_at_prefixes else None
         self._scaling = scaling
         self._scaling_begins_s = scaling_begins_s
         self._scaling_state = ScalingState()
@@ -145,8 +101,7 @@ class GlobalScheduler:
         self._next_round_s = now_s + policy.round_interval_s
         self._instances = KnownInstances(policy, in_flight_lease_s)
         self._held = HeldRequests(policy)
-        self._copying: dict[RequestId, _Copying] = {}
-        self._sessions = Sessions()
+        self._copies = PrefixCopies(policy, prefixes)
         # The instance whose memory is kept free for a held request.
         self._kept_free: InstanceId | None = None
         self._last_destinations: dict[InstanceId, InstanceId | None] = {}
@@ -156,9 +111,7 @@ class GlobalScheduler:
     def next_deadline_s(self) -> float | None:
         """When `on_tick` is due: the next round, if the policy has rounds, or the end of a wait."""
         deadline_s = self._next_round_s if self._has_rounds else math.inf
-        deadline_s = min(deadline_s, self._first_limit_s)
-        if self._copying:
-            deadline_s = min(deadline_s, min(each.until_s for each in self._copying.values()))
+        deadline_s = min(deadline_s, self._first_limit_s, self._copies.first_limit_s)
         return None if deadline_s == math.inf else deadline_s
 
     @property
@@ -194,19 +147,19 @@ class GlobalScheduler:
     @property
     def undispatched(self) -> list[DispatchRequest]:
         """Requests that wait here for an instance, or for their prefix."""
-        return [*self._held, *(each.request for each in self._copying.values())]
+        return [*self._held, *self._copies]
 
     def waits(self, request_id: RequestId) -> bool:
         """Whether the request waits until an instance has memory for it (late binding), or its
         prefix."""
-        if request_id in self._copying:
+        if request_id in self._copies:
             return True
         return request_id in self._held and self._waits_for_memory
 
     @property
     def has_waiting(self) -> bool:
         """Whether there are any such requests."""
-        return bool(self._copying) or self._waits_for_memory
+        return len(self._copies) > 0 or self._waits_for_memory
 
     @property
     def _waits_for_memory(self) -> bool:
@@ -215,15 +168,13 @@ class GlobalScheduler:
 
     def waiting(self) -> dict[RequestId, FrontendId]:
         """All requests of which that holds, with their front ends."""
-        waiting = {name: each.request.frontend_id for name, each in self._copying.items()}
-        if self._waits_for_memory:
-            waiting |= {each.request_id: each.frontend_id for each in self._held}
-        return waiting
+        waiting = [*self._copies, *(self._held if self._waits_for_memory else ())]
+        return {each.request_id: each.frontend_id for each in waiting}
 
     @property
     def most_room_tokens(self) -> float:
         """The most memory that an instance has for a request that waits here."""
-        return _Room.of(self.candidates, self.growth_steps).most_tokens
+        return self._room().most_tokens
 
     @property
     def smallest_held_tokens(self) -> int | None:
@@ -248,7 +199,7 @@ class GlobalScheduler:
         A repeated call for a held request only replaces its values; for one that waits for its
         prefix it changes nothing.
         """
-        if request.request_id in self._copying:
+        if request.request_id in self._copies:
             return []
         self._held.put(request, now_s)
         return self._dispatch_held(now_s)
@@ -256,28 +207,26 @@ class GlobalScheduler:
     def on_cancel(self, request_id: RequestId, now_s: float) -> list[Effect]:
         """A front end no longer needs an instance for the request, or never sent it there."""
         self._held.take(request_id)
-        self._copying.pop(request_id, None)
+        self._copies.on_cancel(request_id)
         self._instances.drop(request_id)
-        if self._prefixes is not None:
-            self._prefixes.on_cancel(request_id)
         return []
 
     def on_prefix_done(
         self, request_id: RequestId, now_s: float, *, is_copied: bool = False
     ) -> list[Effect]:
         """The request's prefix has been copied, or will not be: it is sent to its instance."""
-        copying = self._copying.pop(request_id, None)
-        if copying is None:
+        awaited = self._copies.take(request_id)
+        if awaited is None:
             return []
         self._instances.drop(request_id)
-        reason = copying.reason
+        reason = awaited.reason
         if reason is not None:
             reason = structs.replace(
                 reason,
-                held_s=reason.held_s + now_s - copying.since_s,
-                prefix_from=copying.source if is_copied else None,
+                held_s=reason.held_s + now_s - awaited.since_s,
+                prefix_from=awaited.source if is_copied else None,
             )
-        return [self._send(copying.request, copying.new, copying.instance_id, reason, now_s)]
+        return [self._send(awaited.request, awaited.new, awaited.instance_id, reason, now_s)]
 
     def on_load(self, load: InstanceLoad, now_s: float) -> list[Effect]:
         """An instance reports; an overtaken report and one of an instance that left are ignored."""
@@ -314,7 +263,6 @@ class GlobalScheduler:
         Requests in flight to it are forgotten: their front ends know what becomes of them.
         """
         self._instances.leave(instance_id)
-        self._sessions.on_instance_left(instance_id)
         self._last_destinations.pop(instance_id, None)
         effects: list[Effect] = []
         for source, destination in self.destinations.items():
@@ -327,11 +275,12 @@ class GlobalScheduler:
         """Copies to this instance and from it end: requests that were to be sent there look for
         another one, the others do not wait any longer."""
         effects: list[Effect] = []
-        for request_id, copying in list(self._copying.items()):
-            if copying.instance_id == gone:
-                del self._copying[request_id]
-                self._held.put(copying.request, now_s)
-            elif copying.source == gone:
+        for awaited in self._copies.on_instance_left(gone):
+            request_id = awaited.request.request_id
+            if awaited.instance_id == gone:
+                self._copies.take(request_id)
+                self._held.put(awaited.request, now_s)
+            else:
                 effects += self.on_prefix_done(request_id, now_s)
         return [*effects, *(self._dispatch_held(now_s) if self._held else [])]
 
@@ -340,11 +289,7 @@ class GlobalScheduler:
         for request in list(self._held):
             if request.frontend_id == frontend_id:
                 self._held.take(request.request_id)
-        self._copying = {
-            request_id: copying
-            for request_id, copying in self._copying.items()
-            if copying.request.frontend_id != frontend_id
-        }
+        self._copies.on_frontend_left(frontend_id)
         self._instances.drop_all_of(frontend_id)
         return []
 
@@ -352,9 +297,8 @@ class GlobalScheduler:
         """Run a round if it is due: pair instances, then scale their number. Requests that have
         waited long enough are dispatched."""
         effects = self._dispatch_held(now_s) if self._held else []
-        for request_id, copying in list(self._copying.items()):
-            if now_s >= copying.until_s:
-                effects += self.on_prefix_done(request_id, now_s)
+        for request_id in self._copies.overdue(now_s):
+            effects += self.on_prefix_done(request_id, now_s)
         deadline_s = self._next_round_s
         if not self._has_rounds or now_s < deadline_s:
             return effects
@@ -365,8 +309,7 @@ class GlobalScheduler:
         self._instances.drop_expired(now_s)
         if self._policy.migrates:
             effects += self._pair()
-        if self._policy.num_session_copies:
-            effects += self._copy_ahead(now_s)
+        effects += self._copies.copy_ahead(self.candidates, now_s)
         return effects + self._scale(now_s)
 
     def _dispatch_held(self, now_s: float) -> list[Effect]:
@@ -377,109 +320,69 @@ class GlobalScheduler:
         """
         self._instances.drop_expired(now_s)
         effects: list[Effect] = []
-        room: _Room | None = None
-        if self._policy.binds_late:
-            room = _Room.of(self.candidates, self.growth_steps)
-            if not self._may_fit(room, now_s):
-                return effects
+        room = self._room() if self._policy.binds_late else None
+        if room is not None and not self._may_fit(room, now_s):
+            return effects
         self._kept_free = None
         for request in self._held.in_line():
-            candidates: CandidateTable | None = None
-            if self._may_wait(request, now_s):
-                if room is None:
-                    room = _Room.of(self.candidates, self.growth_steps, self._kept_free)
-                    if not self._may_fit(room, now_s):
-                        break
-                if request.demand_tokens <= room.total_tokens:
-                    # This comparison alone tells most of many requests.
-                    if request.demand_tokens > room.most_tokens:
-                        if self._kept_free is None and self._keeps_room(request, now_s):
-                            self._kept_free = room.roomiest
-                            room = None
-                        continue
-                    candidates = room.candidates_for(request.demand_tokens)
-            new = self._new(request)
-            choice = decide(
-                new, self.candidates if candidates is None else candidates, self._policy
-            )
+            candidates = self.candidates
+            if room is not None and self._may_wait(request, room, now_s):
+                # This comparison alone tells most of many requests.
+                if request.demand_tokens > room.most_tokens:
+                    if self._kept_free is None and self._keeps_room(request, now_s):
+                        self._kept_free = room.roomiest
+                        room = self._room(self._kept_free)
+                    continue
+                candidates = room.candidates_for(request.demand_tokens)
+            new = self._copies.as_new(request)
+            choice = decide(new, candidates, self._policy)
             if choice is None:
                 break
-            instance_id = choice.instance_id
-            since_s = self._held.take(request.request_id)
-            assert since_s is not None
-            held_s = now_s - since_s
-            reason = None
-            if self._explains:
-                reason = dispatch_reason(
-                    new,
-                    choice,
-                    self._policy,
-                    num_instances=len(self.candidates),
-                    held_s=held_s,
-                )
-            if self._prefixes is not None:
-                self._prefixes.on_dispatched(request, instance_id, now_s)
-            if self._policy.num_session_copies:
-                self._sessions.on_dispatched(request, instance_id, now_s)
-            effects.append(
-                self._copy_first(request, new, choice.chosen, reason, now_s)
-                or self._send(request, new, instance_id, reason, now_s)
-            )
-            room = None
+            effects.append(self._bind(request, new, choice, now_s))
+            if room is not None:
+                if not self._held:
+                    break
+                room = self._room(self._kept_free)
+                if not self._may_fit(room, now_s):
+                    break
         return effects
 
-    def _copy_first(
-        self,
-        request: DispatchRequest,
-        new: NewRequest,
-        chosen: Candidate,
-        reason: DispatchReason | None,
-        now_s: float,
-    ) -> CopyPrefix | None:
-        """Have the part of the prefix copied that only another instance has, if it is worth it. The
-        request counts on its own instance meanwhile."""
-        rule = self._policy.dispatch
-        if isinstance(rule, DispatchRule):
-            return None
-        instance_id = chosen.instance_id
-        source = prefix_to_copy(new, chosen, rule)
-        if source is None or self._prefixes is None:
-            return None
-        if not self._prefixes.can_copy(source, instance_id):
-            return None
-        self._copying[request.request_id] = _Copying(
-            request, new, instance_id, source, now_s, reason
-        )
+    def _bind(
+        self, request: DispatchRequest, new: NewRequest, choice: Choice, now_s: float
+    ) -> Dispatch | CopyPrefix:
+        """Send a held request to the chosen instance, or have its prefix copied there first."""
+        instance_id = choice.instance_id
+        since_s = self._held.take(request.request_id)
+        assert since_s is not None
+        reason = None
+        if self._explains:
+            reason = dispatch_reason(
+                new,
+                choice,
+                self._policy,
+                num_instances=len(self.candidates),
+                held_s=now_s - since_s,
+            )
+        self._copies.on_dispatched(request, instance_id, now_s)
+        copy = self._copies.copy_first(request, new, choice.chosen, reason, now_s)
+        if copy is None:
+            return self._send(request, new, instance_id, reason, now_s)
+        # It counts on its own instance meanwhile.
         self._instances.expect(request, new, instance_id)
-        return CopyPrefix(request, source, instance_id, new.cached_tokens(instance_id))
+        return copy
 
-    def _copy_ahead(self, now_s: float) -> list[Effect]:
-        """Have prefixes of sessions copied ahead of their next turns."""
-        rule = self._policy.dispatch
-        if not isinstance(rule, Soonest) or self._prefixes is None:
-            return []
-        copies: list[Effect] = []
-        for hot, free in copies_ahead(self.candidates, rule):
-            source, destination = hot.instance_id, free.instance_id
-            if not self._prefixes.can_copy(source, destination):
-                continue
-            for request in self._sessions.take(source, now_s):
-                new = self._new(request)
-                if is_worth_a_copy(new, source, destination, rule):
-                    ahead, first_token = ahead_of_next(request), new.cached_tokens(destination)
-                    copies.append(CopyPrefix(ahead, source, destination, first_token))
-                    break
-            if len(copies) == self._policy.num_session_copies:
-                break
-        return copies
+    def _room(self, kept_free: InstanceId | None = None) -> Room:
+        return Room.of(self.candidates, self.growth_steps, kept_free)
 
-    def _may_wait(self, request: DispatchRequest, now_s: float) -> bool:
-        if not self._policy.binds_late:
+    def _may_wait(self, request: DispatchRequest, room: Room, now_s: float) -> bool:
+        """Whether a held request may wait for memory: an instance could hold it, and it has not
+        waited too long."""
+        if request.demand_tokens > room.total_tokens:
             return False
         limit_s = self._policy.hold_limit_s
         return limit_s is None or now_s < self._held.since_s(request.request_id) + limit_s
 
-    def _may_fit(self, room: "_Room", now_s: float) -> bool:
+    def _may_fit(self, room: Room, now_s: float) -> bool:
         """Whether any of the held requests may be dispatched: with many of them, most load reports
         change nothing for any."""
         smallest_tokens, largest_tokens = self._held.smallest_tokens, self._held.largest_tokens
@@ -494,15 +397,6 @@ class GlobalScheduler:
             return False
         is_urgent = self._policy.counts_as(request.scheduling_priority) > NORMAL
         return is_urgent or now_s >= self._held.since_s(request.request_id) + after_s
-
-    def _new(self, request: DispatchRequest) -> NewRequest:
-        return NewRequest(
-            request.demand_tokens,
-            request.execution_priority,
-            request.session,
-            request.prompt_tokens,
-            {} if self._prefixes is None else self._prefixes.cached_tokens(request),
-        )
 
     def _send(
         self,
@@ -562,74 +456,3 @@ class GlobalScheduler:
             held_since_s=self._held.first_since_s,
         )
         return [] if decision is None else [decision]
-
-
-NO_COLUMN: Column = np.zeros(0)
-
-
-@dataclass(frozen=True, slots=True)
-class _Room:
-    """Memory for requests on the instances that may get some.
-
-    Attributes:
-        tokens: what each of them has left.
-        most_tokens: the most that one has left.
-        total_tokens: that of the largest. A request that needs more would wait for ever.
-        roomiest: the one that has the most left; None if there is none.
-    """
-
-    candidates: CandidateTable
-    tokens: Column
-    most_tokens: float
-    total_tokens: float
-    roomiest: InstanceId | None
-
-    @classmethod
-    def of(
-        cls,
-        candidates: CandidateTable,
-        growth_steps: float,
-        kept_free: InstanceId | None = None,
-    ) -> "_Room":
-        """Of those that may get requests, without the one that is kept free, and beside as many
-        further tokens of each request that is there."""
-        if not len(candidates):
-            return NO_ROOM
-        staying = candidates.staying()
-        total_tokens = staying.column(TOTAL_TOKENS)
-        # The largest by its place takes a third of the time of `max`.
-        most_total_tokens = float(total_tokens[total_tokens.argmax()])
-        if kept_free is not None:
-            staying = staying.where(staying.spread({kept_free: 1.0}) == 0)
-            if not len(staying):
-                return cls(staying, NO_COLUMN, 0, most_total_tokens, None)
-        tokens = staying.column(ROOM_TOKENS)
-        if growth_steps:
-            tokens = tokens - growth_steps * staying.column(NUM_REQUESTS)
-        row = int(tokens.argmax())
-        most_tokens = float(tokens[row])
-        return cls(staying, tokens, most_tokens, most_total_tokens, staying[row].instance_id)
-
-    def candidates_for(self, demand_tokens: int) -> CandidateTable:
-        """Those that have room for a request."""
-        return self.candidates.where(self.tokens >= demand_tokens)
-
-
-NO_ROOM = _Room(CandidateTable(), NO_COLUMN, 0, 0, None)
-
-
-@dataclass(frozen=True, slots=True)
-class _Copying:
-    """A request that waits for its prefix, and is to be sent to this instance."""
-
-    request: DispatchRequest
-    new: NewRequest
-    instance_id: InstanceId
-    source: InstanceId
-    since_s: float
-    reason: DispatchReason | None
-
-    @property
-    def until_s(self) -> float:
-        """When it is sent without its prefix."""
-        return self.since_s + COPY_LIMIT_S

@@ -24,7 +24,7 @@ gone with its client is never computed."""
 
 
 class PrefixIndex:
-    """The contents of the prefix caches of all instances (`global_scheduler.PrefixKnowledge`)."""
+    """The contents of the prefix caches of all instances (`prefix_copies.PrefixKnowledge`)."""
 
     def __init__(self) -> None:
         # For each key the instances that have its block, as bits.

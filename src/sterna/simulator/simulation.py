@@ -23,13 +23,8 @@ from sterna.messages.actors import DispatchRequest
 from sterna.metrics.records import ClusterRecord, Records
 from sterna.migration.messages import CopyBlocks, Ended, Message
 from sterna.policy.scaling import ScaleUp, Terminate
-from sterna.scheduler.global_scheduler import (
-    CopyPrefix,
-    Dispatch,
-    Effect,
-    GlobalScheduler,
-    SetDestination,
-)
+from sterna.scheduler.global_scheduler import Dispatch, Effect, GlobalScheduler, SetDestination
+from sterna.scheduler.prefix_copies import CopyPrefix
 from sterna.simulator.config import Report, SimulationConfig
 from sterna.simulator.engines import Engines, index_of, request_id_of
 from sterna.simulator.event_queue import EventQueue, Rank
