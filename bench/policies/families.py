@@ -84,9 +84,11 @@ def _paper() -> Family:
 def _clusters() -> Family:
     """The middle rate of one of the paper's traces, M-M, for each instance, on other clusters."""
 
-    def point(name: str, rate: float, num_requests: int, *more: str) -> Point:
+    def point(
+        name: str, rate: float, num_requests: int, *more: str, has_parts: bool = False
+    ) -> Point:
         workload = ("--trace", "M-M", "--rate", f"{rate:g}", "--requests", str(num_requests))
-        return Point(name, (*workload, *_serving_options(), *more), has_parts=False)
+        return Point(name, (*workload, *_serving_options(), *more), has_parts=has_parts)
 
     scaling = [
         point(
@@ -100,11 +102,11 @@ def _clusters() -> Family:
         "clusters",
         "Other clusters",
         (
-            point("4 instances", 1.9, 4_000, "--instances", "4"),
+            point("4 instances", 1.9, 4_000, "--instances", "4", has_parts=True),
             point("64 instances", 30.4, 20_000, "--instances", "64"),
             point("chunked prefill", 7.6, 10_000, "--engine-mode", "chunked"),
             point("a tenth of high priority", 7.6, 10_000, "--high-fraction", "0.1"),
-            point("1.5 times the sustainable rate", 11.7, 5_000),
+            point("1.5 times the sustainable rate", 11.7, 5_000, has_parts=True),
             *scaling,
         ),
     )

@@ -31,6 +31,7 @@ BOUND_MARKERS = {TRUE_LENGTHS: "^", FREE_MOVES: "v", POOLED: "P", SOLO: "X"}
 TRADE_OFFS = {
     "prefixes": ("ttft_mean_s", "tpot_mean_s"),
     "paper": ("ttft_p99_s", "tpot_p99_s"),
+    "clusters": ("ttft_p99_s", "tpot_p99_s"),
 }
 """Of the families with a plot of two latencies, these."""
 

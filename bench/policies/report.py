@@ -90,6 +90,8 @@ def _cluster_tables(rows: Sequence[Row], family: Family) -> list[str]:
     ]
     for point in family.points:
         parts += [folded(point.name, _absolute(rows, point.name))]
+        if point.has_parts:
+            parts += [_parts_table(rows, [point.name], f"{point.name}: its parts, one at a time")]
     return parts
 
 
@@ -128,6 +130,7 @@ _BOUNDS = {
 
 _PLOTS = {
     "paper": "P99 of TTFT and TPOT of each policy on the paper's traces; the lower left is better",
+    "clusters": "P99 of TTFT and TPOT of each policy on other clusters; likewise",
     "prefixes": "Means of TTFT and TPOT of each policy on traces with prefixes; likewise",
     "reasoning": "P90 and P99 of TPOT of each policy, by the rate of requests with long outputs",
 }
@@ -150,7 +153,9 @@ def _factors(
     return markdown_table(["policy", *metrics.values()], lines)
 
 
-def _parts_table(rows: Sequence[Row], points: Sequence[str]) -> str:
+def _parts_table(
+    rows: Sequence[Row], points: Sequence[str], title: str = "Its parts, one at a time"
+) -> str:
     shown = {each: METRICS[each] for each in (*SHOWN, "loss_mean_s")}
     policies = _policies(rows)
     alone = [each for each in ALONE if each in policies]
@@ -165,7 +170,7 @@ def _parts_table(rows: Sequence[Row], points: Sequence[str]) -> str:
     if more:
         text += "\n\nWith one part more, against the same:\n\n"
         text += _factors(rows, more, shown, points, STERNA)
-    return folded("Its parts, one at a time", text)
+    return folded(title, text)
 
 
 def _costs_table(rows: Sequence[Row], points: Sequence[str]) -> str:
