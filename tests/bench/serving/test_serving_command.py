@@ -16,6 +16,7 @@ from aiohttp import web
 
 from bench.serving.__main__ import _parser, main
 from sterna.cli.main import main as sterna
+from sterna.workload.catalog import TRACES, has_drawn_lengths
 from tests.bench.serving.sse_server import Body, CompletionsServer, all_tokens, in_thread, token
 
 ROOT = Path(__file__).parents[3]
@@ -87,6 +88,22 @@ def test_requests_beyond_the_models_length_are_drawn_again(
     assert "requests of more than 2,048 tokens are drawn again" in captured.err
     assert json.loads(captured.out)["max_total_tokens"] == 2048
     assert max(len(body["prompt"]) + body["max_tokens"] for body in server.bodies) <= 2048
+
+
+@pytest.mark.parametrize("trace", [*TRACES, "zipf:64-32", "prompts:2-64-16-8"])
+def test_every_workload_of_the_catalog_is_sent(
+    trace: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Lengths of those that are not drawn are divided, as for a small engine."""
+    server = CompletionsServer()
+    divisor = "50" if trace == "reasoning" else "64"
+    divided = () if has_drawn_lengths(trace) else ("--divide-lengths", divisor)
+    # The second one is a later turn where there are sessions.
+    options = ("--trace", trace, "--rate", "200", "--requests", "2", *divided, "--json")
+    with in_thread(server) as url:
+        assert main(["--url", url, *options, "--interval", "0.01"]) == 0
+    assert json.loads(capsys.readouterr().out)["completed"] == 2
+    assert len(server.bodies) == 2
 
 
 @pytest.mark.slow
