@@ -51,8 +51,10 @@ LOADS = (
     Load("128 tokens, saturated, a core busy", 128, 64, 64, at_once=32, with_busy_core=True),
     Load("1,024 tokens, saturated", 1_024, 64, num_requests=24, at_once=12),
     Load("1,024 tokens, half the rate", 1_024, 64, num_requests=16, at_once=None),
+    Load("128 tokens, one at a time", 128, 24, num_requests=40, at_once=1),
 )
-"""In this order: half the rate is that of the saturated load before it, as measured first."""
+"""In this order: half the rate is that of the saturated load before it, as measured first. Of
+requests one at a time both servers compute the same batches, so that these tell a few ms."""
 
 IDLE = "idle"
 IDLE_S = 30
@@ -93,7 +95,7 @@ def _measure(options: argparse.Namespace, rows: list[Row], folder: Path) -> None
     ]
     idle_s = options.idle_seconds
     for each in loads:
-        if not each.is_saturated and not _has_saturated(loads, each):
+        if each.has_rate and not _has_saturated(loads, each):
             raise ConfigurationError(
                 f"--loads: {each.name!r} needs a saturated load of as many tokens, whose rate it "
                 "halves"
@@ -201,7 +203,7 @@ class _Measurement:
 
     def _rate(self, load: Load) -> float | None:
         """Half of the requests a second that were measured first for prompts of this length."""
-        if load.is_saturated:
+        if not load.has_rate:
             return None
         per_s: float = next(
             row["requests_per_s"]

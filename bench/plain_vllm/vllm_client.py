@@ -36,7 +36,12 @@ class Load:
     @property
     def is_saturated(self) -> bool:
         """Whether there is always another request that waits."""
-        return self.at_once is not None
+        return self.at_once is not None and self.at_once > 1
+
+    @property
+    def has_rate(self) -> bool:
+        """Whether requests come at a rate, however many are under way."""
+        return self.at_once is None
 
 
 def measure(url: str, model: Path, load: Load, *, rate: float | None, seed: int) -> Row:
