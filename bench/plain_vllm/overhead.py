@@ -3,7 +3,9 @@
 Both servers have the same model and the same options of vLLM, once with the compiled model and once
 without compilation. Both are up, and one of them runs at a time (`turns`): vLLM's own client sends
 each load to one and then to the other, and takes turns in which is first. A round starts both
-anew, since two starts of the same server differ by some percent, and has other requests.
+anew, since two starts of the same server differ by some percent, and has other requests. A pair of
+runs during which the machine became slower or faster is measured again, and does not count if it
+did so each time.
 
     sterna bench overhead [--modes compiled eager] [--rounds 5] [--continue]
 
@@ -27,6 +29,7 @@ import psutil
 from bench.common import results_io
 from bench.common.command import end_like_ctrl_c, ended, positive
 from bench.common.machine import ForeignLoad, tree_cpu_s, tree_memory_bytes
+from bench.common.pace import Pace
 from bench.common.tables import Row, rounded
 from bench.plain_vllm import overhead_report
 from bench.plain_vllm.sides import ENGINE_OPTIONS, FLOAT32, ONE_INSTANCE
@@ -58,7 +61,11 @@ requests one at a time both servers compute the same batches, so that these tell
 
 IDLE = "idle"
 IDLE_S = 30
-"""How long a server without requests is watched."""
+"""How long a server without requests is watched, after half as long: one that goes on after a stop
+makes up for what it has missed."""
+
+MAX_ATTEMPTS = 3
+"""To measure a pair at one speed of the machine."""
 
 MEMORY = ("--kv-cache-memory-bytes", "1G")
 """Enough for all requests of a load at once."""
@@ -112,8 +119,9 @@ def _measure(options: argparse.Namespace, rows: list[Row], folder: Path) -> None
     }
     # Both runs of a pair follow one start: a run that was interrupted between them is done again.
     rows[:] = overhead_report.paired(rows)
+    pace = None if options.quick else Pace(None, notes.say)
     measurements = [
-        _Measurement(mode, model, (*engine_options, *MODES[mode]), loads, idle_s, rows, notes)
+        _Measurement(mode, model, (*engine_options, *MODES[mode]), loads, idle_s, rows, notes, pace)
         for mode in options.modes
     ]
     for seed in range(1, options.rounds + 1):
@@ -135,6 +143,7 @@ class _Measurement:
     Args:
         options: of vLLM.
         rows: get the rows that they lack.
+        pace: None: the machine's speed is not looked at.
     """
 
     def __init__(
@@ -146,7 +155,9 @@ class _Measurement:
         idle_s: float,
         rows: list[Row],
         notes: Notes,
+        pace: Pace | None,
     ) -> None:
+        self._pace = pace
         self._mode = mode
         self._model = model
         self._options = options
@@ -158,26 +169,39 @@ class _Measurement:
         self._start_s: dict[str, float] = {}
 
     def of_round(self, seed: int, num_rounds: int) -> Iterator[None]:
-        """Run what the rows lack of this round; yields after each run."""
-        known = {(row["side"], row["load"]) for row in self._rows_of_mode() if row["seed"] == seed}
+        """Run what the rows lack of this round; yields after each pair of runs."""
+        known = {row["load"] for row in self._rows_of_mode() if row["seed"] == seed}
         lacking = [
-            (number, side)
+            number
             for number, name in enumerate([*(each.name for each in self._loads), IDLE])
-            for side in in_turn(list(ONE_INSTANCE), seed + number)
-            if (side, name) not in known
+            if name not in known
         ]
         if not lacking:
             return
         with Turns() as turns:
             for side in in_turn(list(ONE_INSTANCE), seed):
                 self._start(turns, side)
-            for number, side in lacking:
-                self._notes.say(f"round {seed} of {num_rounds}: {side}, {self._mode}")
-                with turns.alone(side) as server:
-                    self._rows.append(self._row(side, server, seed, number))
+            for number in lacking:
+                self._notes.say(f"round {seed} of {num_rounds}: {self._mode}")
+                self._rows += self._pair(turns, seed, number)
                 yield
 
-    def _row(self, side: str, server: psutil.Process, seed: int, number: int) -> Row:
+    def _pair(self, turns: Turns, seed: int, number: int) -> list[Row]:
+        """A run of each server, at the same speed of the machine as far as possible."""
+        attempt = 1
+        while True:
+            is_steady = self._pace is None or self._pace.wait_until_kept()
+            rows = []
+            for side in in_turn(list(ONE_INSTANCE), seed + number):
+                with turns.alone(side) as server:
+                    rows.append(self._row(side, server, seed, number, attempt))
+                is_steady = is_steady and (self._pace is None or self._pace.is_kept())
+            if is_steady or attempt == MAX_ATTEMPTS:
+                return [{**row, "is_steady": is_steady} for row in rows]
+            self._notes.say("both are measured again")
+            attempt += 1
+
+    def _row(self, side: str, server: psutil.Process, seed: int, number: int, attempt: int) -> Row:
         labels = {
             "mode": self._mode,
             "side": side,
@@ -186,7 +210,9 @@ class _Measurement:
         }
         if number == len(self._loads):
             return {**labels, **self._idle(side, server)}
-        return {**labels, **self._loaded(side, server, self._loads[number], seed, number)}
+        # No two runs have the same prompts, which a server may have in its cache.
+        of_run = 1_000 * seed + 100 * (attempt - 1) + number
+        return {**labels, **self._loaded(side, server, self._loads[number], of_run)}
 
     def _rows_of_mode(self) -> list[Row]:
         return [row for row in self._rows if row["mode"] == self._mode]
@@ -214,18 +240,16 @@ class _Measurement:
         )
         return per_s / 2
 
-    def _loaded(self, side: str, server: psutil.Process, load: Load, seed: int, number: int) -> Row:
+    def _loaded(self, side: str, server: psutil.Process, load: Load, seed: int) -> Row:
         rate = self._rate(load)
         others, used_s = ForeignLoad(), tree_cpu_s(server)
         with _busy_core() if load.with_busy_core else contextlib.nullcontext():
-            row = measure(
-                self._urls[side], self._model, load, rate=rate, seed=1_000 * seed + number
-            )
+            row = measure(self._urls[side], self._model, load, rate=rate, seed=seed)
         row["server_cpu_s"] = rounded(tree_cpu_s(server) - used_s)
         row["foreign_cores"] = round(others.cores(), 2)
         self._notes.say(
-            f"{load.name}: {row['tokens_per_s']:.1f} tokens/s, TTFT {row['ttft_mean_ms']:.1f},"
-            f" TPOT {row['tpot_mean_ms']:.2f} ms"
+            f"{side}: {load.name}: {row['tokens_per_s']:.1f} tokens/s,"
+            f" TTFT {row['ttft_mean_ms']:.1f}, TPOT {row['tpot_mean_ms']:.2f} ms"
         )
         if row["foreign_cores"] > MAX_FOREIGN_CORES and not load.with_busy_core:
             self._notes.say(f"not quiet: other programs kept {row['foreign_cores']} cores busy")
@@ -239,10 +263,11 @@ class _Measurement:
         }
 
     def _idle(self, side: str, server: psutil.Process) -> Row:
+        time.sleep(self._idle_s / 2)
         used_s = tree_cpu_s(server)
         time.sleep(self._idle_s)
         idle_cores = (tree_cpu_s(server) - used_s) / self._idle_s
-        self._notes.say(f"idle {60 * idle_cores:.2f} s a minute")
+        self._notes.say(f"{side}: idle {60 * idle_cores:.2f} s a minute")
         return {
             "load": IDLE,
             "start_s": rounded(self._start_s[side]),

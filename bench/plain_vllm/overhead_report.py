@@ -23,6 +23,7 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
     `throughput_ratio` is that of output tokens a second on saturated servers, `ttft_added_ms` and
     `tpot_ratio` are those of means at half the rate; each is the mean of the medians of its loads.
     """
+    rows = _steady(rows)
     found: dict[str, list[float]] = {}
     for row in _first_rows(rows):
         compared = _compared(rows, row["mode"], row["load"])
@@ -48,10 +49,18 @@ def paired(rows: Sequence[Row]) -> list[Row]:
 
 def markdown(rows: Sequence[Row]) -> str:
     """All tables."""
+    num_unsteady = (len(rows) - len(_steady(rows))) // 2
+    rows = _steady(rows)
     parts = [
         f"Medians over {_num_pairs(rows)}, with 90 % intervals; times and tokens in the table are "
         "those of vLLM, then of Sterna:"
     ]
+    if num_unsteady:
+        parts.insert(
+            0,
+            f"Of all pairs of runs, {num_unsteady} do not count: the machine's speed changed by "
+            "more than a fifth in three attempts.",
+        )
     header = (
         *("load", "tokens/s", "ratio", "TTFT mean [ms]", "added [ms]", "TPOT mean [ms]", "ratio"),
         *("processor time a token [ms]", "ratio"),
@@ -106,6 +115,7 @@ def _num_pairs(rows: Sequence[Row]) -> str:
 
 def goals(rows: Sequence[Row]) -> list[Goal]:
     """What Sterna may cost at most, for each load, and idle."""
+    rows = _steady(rows)
     found = []
     for row in _first_rows(rows):
         compared = _compared(rows, row["mode"], row["load"])
@@ -133,6 +143,11 @@ def goals(rows: Sequence[Row]) -> list[Goal]:
         most = f"at most {100 * MOST_IDLE_CORES:g} % of a core"
         found.append(Goal("idle", most, f"{100 * idle:.1f} %", idle <= MOST_IDLE_CORES))
     return found
+
+
+def _steady(rows: Sequence[Row]) -> list[Row]:
+    """Those of pairs during which the machine kept its speed."""
+    return [row for row in rows if row.get("is_steady", True)]
 
 
 def _first_rows(rows: Sequence[Row]) -> list[Row]:
@@ -168,7 +183,7 @@ def _cpu(row: Row) -> float:
 def throughput_ratio(rows: Sequence[Row], mode: str, load: str) -> float | None:
     """Sterna's tokens a second over those of plain vLLM, the median over pairs; None without
     one."""
-    compared = _compared(rows, mode, load)
+    compared = _compared(_steady(rows), mode, load)
     return None if compared is None else compared["throughput"].median
 
 

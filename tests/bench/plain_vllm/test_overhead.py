@@ -100,6 +100,18 @@ def test_a_run_without_its_counterpart_is_done_again() -> None:
     assert report.paired(ROWS) == [each for each in ROWS if each != lone]
 
 
+def test_pairs_at_two_speeds_of_the_machine_do_not_count() -> None:
+    slowed = [
+        {**each, "is_steady": False}
+        for each in (row(VLLM, 4, HALF), row(STERNA, 4, HALF, ttft=500.0, tpot=99.0))
+    ]
+    rows = [*ROWS, *slowed]
+    assert report.summary(rows) == report.summary(ROWS)
+    text = report.markdown(rows)
+    assert text.startswith("Of all pairs of runs, 1 do not count")
+    assert text.endswith(report.markdown(ROWS))
+
+
 def test_a_first_server_alone_has_no_summary_of_pairs() -> None:
     found = report.summary([row(STERNA, 1, SATURATED), idle(STERNA, 0.1)])
     assert "throughput_ratio" not in found
