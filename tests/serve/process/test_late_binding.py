@@ -6,8 +6,14 @@ from typing import Any
 
 import pytest
 
-from tests.serve.emulated.quick import completion, many_connections, num_tokens, quick_server
-from tests.serve.server import ServerProcess, until
+from tests.serve.emulated.quick import (
+    MODEL,
+    completion,
+    many_connections,
+    num_tokens,
+    quick_server,
+)
+from tests.serve.server import ServerProcess, start_sterna, until
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -16,12 +22,20 @@ PROMPT_TOKENS = 700
 MAX_TOKENS = 60
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+@pytest.fixture(scope="module", params=["emulated", "vllm"])
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServerProcess]:
     """Each of two instances has memory for nine of the prompts."""
     options = ("--instances", "2", "--frontends", "2", "--late-binding")
-    with quick_server(tmp_path_factory.mktemp("late"), *options) as server:
-        yield server
+    if request.param == "emulated":
+        with quick_server(tmp_path_factory.mktemp("late"), *options) as server:
+            yield server
+        return
+    memory = ("--block-size", "32", "--num-gpu-blocks-override", "220", "--max-model-len", "1024")
+    server = start_sterna(*options, *memory, "--served-model-name", MODEL)
+    yield server
+    server.end()
 
 
 def body(number: int) -> dict[str, Any]:
