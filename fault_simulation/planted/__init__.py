@@ -96,7 +96,11 @@ from fault_simulation.planted.prefixes import (
     ReportsNoEviction,
     ReportsNothingAdopted,
 )
-from fault_simulation.planted.waits import AwaitsGivenUpCopies, LooksOnlyAtNewOnes
+from fault_simulation.planted.waits import (
+    AwaitsGivenUpCopies,
+    ExpectsAWaitBehindEachCopy,
+    LooksOnlyAtNewOnes,
+)
 from fault_simulation.processes.world import Cores
 from sterna.instance.core import InstanceCore
 
@@ -219,6 +223,10 @@ MISTAKES = (
     Mistake(
         "a request waits for a copy of its prefix that was given up",
         Cores(scheduler=AwaitsGivenUpCopies),
+    ),
+    Mistake(
+        "the scheduler expects a request behind each copy of a prefix",
+        Cores(scheduler=ExpectsAWaitBehindEachCopy),
     ),
 )
 """All of them."""

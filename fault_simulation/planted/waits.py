@@ -39,6 +39,14 @@ class _AwaitsWhatWasGivenUp(GlobalScheduler):
         return super().on_prefix_done(request_id, now_s, is_copied=is_copied)
 
 
+class _ExpectsAWaitBehindEachCopy(GlobalScheduler):
+    def on_prefix_done(
+        self, request_id: RequestId, now_s: float, *, is_copied: bool = False
+    ) -> list[Effect]:
+        awaited = self._copies._awaited[request_id]
+        return super().on_prefix_done(awaited.request.request_id, now_s, is_copied=is_copied)
+
+
 class _WithOtherRules(SchedulerCore):
     rules: type[GlobalScheduler]
 
@@ -57,3 +65,10 @@ class AwaitsGivenUpCopies(_WithOtherRules):
     """Holds a request until its prefix has been copied, also where the copy was given up."""
 
     rules = _AwaitsWhatWasGivenUp
+
+
+class ExpectsAWaitBehindEachCopy(_WithOtherRules):
+    """Takes every end of a copy for that of one for which a request waits: none waits for copies
+    ahead of a session's next turn, or any longer where it was cancelled."""
+
+    rules = _ExpectsAWaitBehindEachCopy

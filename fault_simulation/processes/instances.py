@@ -48,6 +48,7 @@ from sterna.migration.messages import (
     StopCopying,
 )
 from sterna.migration.source import SourceState
+from sterna.scheduler.sessions import AHEAD
 from sterna.types import (
     FrontendId,
     InstanceId,
@@ -178,8 +179,9 @@ class InstanceProcess(Actor):
         match effect:
             case Send(peer, message):
                 self.send(self.core.address_of(peer), MigrationMessage(self.instance_id, message))
-            case KeepPrefix():
-                self.world.counts["prefix to be copied"] += 1
+            case KeepPrefix(_, request_id):
+                is_ahead = str(whose_prefix(request_id)).startswith(AHEAD)
+                self.world.counts[f"prefix to be copied{' ahead' * is_ahead}"] += 1
                 engine.keep_prefix(effect)
             case CopyBlocks():
                 self.world.copies.begin(self, self.engine, effect)

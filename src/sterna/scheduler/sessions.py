@@ -16,6 +16,10 @@ IDLE_AFTER_S = 2.0
 """A turn is taken for computed after this time: a copy would find a part of its prefix before."""
 
 
+AHEAD = "next turn of "
+"""Begins the ids under which prefixes are copied ahead."""
+
+
 @dataclass(slots=True)
 class _Session:
     request: DispatchRequest
@@ -63,4 +67,4 @@ class Sessions:
 
 def ahead_of_next(request: DispatchRequest) -> DispatchRequest:
     """The request as the one on behalf of which its prefix is copied: no front end waits for it."""
-    return structs.replace(request, request_id=RequestId(f"next turn of {request.request_id}"))
+    return structs.replace(request, request_id=RequestId(AHEAD + request.request_id))
