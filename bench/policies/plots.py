@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
+from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from bench.common.comparison import mean
 from bench.common.tables import Row
@@ -70,9 +70,10 @@ def _draw_trade_offs(
                     continue
                 axis.scatter(x_s, 1000 * y_s, label=policy, **styles[policy])
             axis.set_xscale("log")
-            # Ticks of a logarithmic axis are decades, of which most of these have none.
-            axis.xaxis.set_major_locator(MaxNLocator(4))
-            axis.xaxis.set_major_formatter(ScalarFormatter())
+            low_s, high_s = axis.get_xlim()
+            between = (1, 2, 5) if high_s > 20 * low_s else (1, 1.5, 2, 3, 5, 7)
+            axis.xaxis.set_major_locator(LogLocator(subs=between, numticks=12))
+            axis.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
             axis.xaxis.set_minor_locator(NullLocator())
             axis.set_title(point, fontsize=9)
             axis.set_xlabel(f"{METRICS[of_x]} [s]", fontsize=8)
