@@ -66,5 +66,10 @@ def tree_memory_bytes(root: psutil.Process) -> int:
     num_bytes = 0
     for process in (root, *root.children(recursive=True)):
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            num_bytes += process.memory_full_info().pss
+            num_bytes += process_memory_bytes(process)
     return num_bytes
+
+
+def process_memory_bytes(process: psutil.Process) -> int:
+    """Memory of a process; of pages that several share, its part (PSS)."""
+    return int(process.memory_full_info().pss)

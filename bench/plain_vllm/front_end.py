@@ -21,7 +21,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -114,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _measure(options: argparse.Namespace, rows: list[Row], folder: Path) -> None:
     notes = Notes()
-    allow_files(max(load.at_once for _, _, load in EMULATED) + NUM_SPARE_FILES)
+    allow_streams(max(load.at_once for _, _, load in EMULATED))
     model = tiny_model(LOGS / "tiny-model")
     short, long, emulated = SHORT, LONG, EMULATED
     if options.quick:
@@ -138,6 +138,11 @@ def _measure(options: argparse.Namespace, rows: list[Row], folder: Path) -> None
             notes.say(load.name)
             rows.append(_emulated_row(num_instances, num_frontends, load, notes))
             write()
+
+
+def allow_streams(num_streams: int) -> None:
+    """Let this process and its servers have as many connections open."""
+    allow_files(num_streams + NUM_SPARE_FILES)
 
 
 def _real_rows(model: Path, loads: Sequence[Load], seed: int, notes: Notes) -> list[Row]:
@@ -184,11 +189,27 @@ def _summed(parts: Sequence[Row]) -> Row:
 
 
 def _emulated_row(num_instances: int, num_frontends: int, load: Load, notes: Notes) -> Row:
+    log = LOGS / NAME / f"emulated-{num_instances}-{num_frontends}-{load.num_streams}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with slow_server(num_instances, num_frontends, load, log) as url:
+        processes = _processes(STERNA)
+        _warm_up(url, load)
+        row = _loaded(url, load, processes, notes)
+    return {
+        "side": STERNA,
+        "seed": 1,
+        "instances": num_instances,
+        "front_ends": num_frontends,
+    } | row
+
+
+@contextlib.contextmanager
+def slow_server(num_instances: int, num_frontends: int, load: Load, log: Path) -> Iterator[str]:
+    """A server of emulated instances with long steps, which takes all streams of the load; yields
+    its address."""
     hardware = profile("a10-llama-7b")
     steps = StepTime(STEP_S, 0.0, 0.0, STEP_S, STEP_S, 0.0, 0.0)
     engine = replace(hardware.engine, num_blocks=20_000)
-    log = LOGS / NAME / f"emulated-{num_instances}-{num_frontends}-{load.num_streams}.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         slow = replace(hardware, name="slow", engine=engine, step_time=steps)
         path = write_hardware(slow, Path(folder))
@@ -199,15 +220,7 @@ def _emulated_row(num_instances: int, num_frontends: int, load: Load, notes: Not
             *("--max-queued-requests", str(2 * load.at_once)),
         )
         with served(options, log=log) as url:
-            processes = _processes(STERNA)
-            _warm_up(url, load)
-            row = _loaded(url, load, processes, notes)
-    return {
-        "side": STERNA,
-        "seed": 1,
-        "instances": num_instances,
-        "front_ends": num_frontends,
-    } | row
+            yield url
 
 
 def _loaded(url: str, load: Load, processes: Sequence[psutil.Process], notes: Notes) -> Row:

@@ -36,12 +36,16 @@ BENCHMARKS = {
         "bench.plain_vllm.start",
         "from the command to the first token, beside plain `vllm serve`",
     ),
+    "memory": (
+        "bench.plain_vllm.memory",
+        "memory of idle servers, of further instances and of streams, beside vLLM's",
+    ),
     "front-end": (
         "bench.plain_vllm.front_end",
         "processor time of the HTTP process for a request and a token, beside vLLM's",
     ),
     "explain": (
-        "bench.plain_vllm.explain",
+        "bench.scheduling.explain",
         "the share of the processor time that explanations of decisions take",
     ),
     "dispatch": (
