@@ -33,7 +33,10 @@ GRIDS: Mapping[str, Mapping[str, tuple[float, ...]]] = {
         "dispatch.min_share": (0.2, 0.5, 0.8),
         "saturation_tokens": (0, 2_000, 8_000, 32_000, 286_704),
     },
-    "dynamo": {"prefill_scale": (1, 2, 4, 8, 16), "request_tokens": (0, 500, 2_000, 8_000, 32_000)},
+    "dynamo": {
+        "prefill_scale": (1, 2, 4, 8, 16, 32, 64),
+        "request_tokens": (0, 500, 2_000, 8_000, 32_000, 128_000),
+    },
     "sglang": {"dispatch.min_share": (0.3, 0.5, 0.7, 0.9), "max_difference": (4, 8, 16, 32)},
     "production-stack": {"load_weight": (0.05, 0.1, 0.25, 0.5, 1)},
     "sterna": {"horizon_steps": (0, 16, 32, 64), "others_weight": (0.1, 0.25, 0.5, 1)},

@@ -53,7 +53,7 @@ DYNAMO = replace(ROUND_ROBIN, name="dynamo", dispatch=Dynamo())
 """Weighs what is to be computed against the memory in use, as NVIDIA's router does."""
 
 DYNAMO_TUNED = replace(
-    DYNAMO, name="dynamo-tuned", dispatch=Dynamo(prefill_scale=4.0, request_tokens=2_000.0)
+    DYNAMO, name="dynamo-tuned", dispatch=Dynamo(prefill_scale=16.0, request_tokens=32_000.0)
 )
 """The same rule with the parameters that `sterna reproduce policies --search` chose for it."""
 
