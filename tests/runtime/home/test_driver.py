@@ -87,10 +87,14 @@ def test_sigterm_ends_a_driver_as_any_death_does(connects: list[str]) -> None:
 @pytest.fixture
 def logs() -> Iterator[None]:
     """A driver's process begins without handlers, and what it does with its log lines ends with the
-    test."""
+    test.
+
+    pytest adds a handler of its own to each logger that does not propagate when the test begins.
+    """
     ours = logging.getLogger("sterna")
     before = ours.level, ours.propagate, [*ours.handlers]
     ours.handlers.clear()
+    ours.propagate = True
     yield
     ours.setLevel(before[0])
     ours.propagate, ours.handlers[:] = before[1:]
