@@ -1,9 +1,12 @@
 """Speed of the machine: other tenants of the hardware slow it down, invisible to programs here."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
+
+Run = TypeVar("Run")
 
 PROBE_S = 2.0
 
@@ -12,6 +15,9 @@ MAX_CHANGE = 0.2
 
 MAX_DRIFT = 0.35
 """Largest relative change of the speed since the first pair, for pairs to be comparable."""
+
+MAX_ATTEMPTS = 3
+"""To measure runs that are compared at one speed."""
 
 RETRY_S = 30.0
 WAIT_TIMEOUT_S = 900.0
@@ -76,3 +82,33 @@ class Pace:
         if not is_near:
             self._say(f"the machine is {now / then:.2f} times as fast as {when}")
         return is_near
+
+
+def at_one_speed(
+    pace: Pace | None,
+    sides: Sequence[str],
+    run: Callable[[str, int], Run],
+    say: Callable[[str], None],
+) -> tuple[list[Run], bool]:
+    """One run of each side, all again where the machine's speed changed, up to `MAX_ATTEMPTS`.
+
+    Args:
+        pace: None: the speed is not looked at.
+        run: gets the side and the number of the attempt, from 1 on.
+
+    Returns:
+        The runs of the last attempt, and whether the machine kept its speed in it.
+    """
+    attempt = 1
+    while True:
+        is_steady = pace is None or pace.wait_until_kept()
+        runs = []
+        for side in sides:
+            runs.append(run(side, attempt))
+            is_steady = is_steady and (pace is None or pace.is_kept())
+            if not is_steady and attempt < MAX_ATTEMPTS:
+                break
+        else:
+            return runs, is_steady
+        say("all sides are measured again")
+        attempt += 1

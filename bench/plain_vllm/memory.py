@@ -28,7 +28,7 @@ from bench.common.machine import process_memory_bytes
 from bench.common.tables import Row
 from bench.plain_vllm import memory_report as report
 from bench.plain_vllm.front_end import Load, allow_streams, send, slow_server
-from bench.plain_vllm.sides import NUM, ONE_INSTANCE, REPLICA_OPTIONS, SIDES, STERNA, VLLM_LEAN
+from bench.plain_vllm.sides import REPLICA_OPTIONS, SIDES, STERNA, VLLM_LEAN
 from bench.serving.comparing import add_round_options, in_turn, rows_in_rounds
 from bench.serving.measured import LOGS, Notes
 from bench.serving.served import served
@@ -83,12 +83,8 @@ def _measure(options: argparse.Namespace, rows: list[Row], folder: Path) -> None
 
 def _idle_row(side: str, replicas: int, seed: int, model: Path) -> Row:
     of_side = SIDES[side]
-    options = [str(replicas) if each == NUM else each for each in of_side.options]
-    if replicas == 1:
-        # vLLM has no data parallelism with one replica.
-        _, options[:] = ONE_INSTANCE["vllm" if side == VLLM_LEAN else STERNA]
     server = served(
-        (str(model), *REPLICA_OPTIONS, "--enforce-eager", *options),
+        (str(model), *REPLICA_OPTIONS, "--enforce-eager", *of_side.replica_options(replicas)),
         log=_log(f"{side}-{replicas}"),
         program=of_side.program,
         environment=of_side.environment,

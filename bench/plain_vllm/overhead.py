@@ -29,7 +29,7 @@ import psutil
 from bench.common import results_io
 from bench.common.command import end_like_ctrl_c, ended, positive
 from bench.common.machine import ForeignLoad, tree_cpu_s, tree_memory_bytes
-from bench.common.pace import Pace
+from bench.common.pace import Pace, at_one_speed
 from bench.common.tables import Row, rounded
 from bench.plain_vllm import overhead_report
 from bench.plain_vllm.sides import ENGINE_OPTIONS, FLOAT32, ONE_INSTANCE
@@ -63,9 +63,6 @@ IDLE = "idle"
 IDLE_S = 30
 """How long a server without requests is watched, after half as long: one that goes on after a stop
 makes up for what it has missed."""
-
-MAX_ATTEMPTS = 3
-"""To measure a pair at one speed of the machine."""
 
 MEMORY = ("--kv-cache-memory-bytes", "1G")
 """Enough for all requests of a load at once."""
@@ -188,18 +185,14 @@ class _Measurement:
 
     def _pair(self, turns: Turns, seed: int, number: int) -> list[Row]:
         """A run of each server, at the same speed of the machine as far as possible."""
-        attempt = 1
-        while True:
-            is_steady = self._pace is None or self._pace.wait_until_kept()
-            rows = []
-            for side in in_turn(list(ONE_INSTANCE), seed + number):
-                with turns.alone(side) as server:
-                    rows.append(self._row(side, server, seed, number, attempt))
-                is_steady = is_steady and (self._pace is None or self._pace.is_kept())
-            if is_steady or attempt == MAX_ATTEMPTS:
-                return [{**row, "is_steady": is_steady} for row in rows]
-            self._notes.say("both are measured again")
-            attempt += 1
+
+        def run(side: str, attempt: int) -> Row:
+            with turns.alone(side) as server:
+                return self._row(side, server, seed, number, attempt)
+
+        sides = in_turn(list(ONE_INSTANCE), seed + number)
+        rows, is_steady = at_one_speed(self._pace, sides, run, self._notes.say)
+        return [{**row, "is_steady": is_steady} for row in rows]
 
     def _row(self, side: str, server: psutil.Process, seed: int, number: int, attempt: int) -> Row:
         labels = {

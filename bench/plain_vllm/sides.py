@@ -60,15 +60,20 @@ class Side:
     options: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
 
+    def replica_options(self, num_replicas: int) -> list[str]:
+        """Its own options; of one replica vLLM needs none."""
+        if num_replicas == 1 and self.program is not None:
+            return []
+        return [str(num_replicas) if each == NUM else each for each in self.options]
+
     def started(self, model: Path, num_replicas: int, log: Path) -> AbstractContextManager[Server]:
         """Run the server for as long as the context lasts.
 
         Raises:
             ConfigurationError: it did not start; the message says why.
         """
-        options = [str(num_replicas) if each == NUM else each for each in self.options]
         return started(
-            (str(model), *REPLICA_OPTIONS, *options),
+            (str(model), *REPLICA_OPTIONS, *self.replica_options(num_replicas)),
             log,
             program=self.program,
             environment=self.environment,

@@ -24,7 +24,7 @@ from bench.common.command import end_like_ctrl_c, ended
 from bench.common.machine import ForeignLoad
 from bench.common.tables import Row, rounded
 from bench.plain_vllm import start_report as report
-from bench.plain_vllm.sides import NUM, REPLICA_OPTIONS, SIDES, STERNA, VLLM, VLLM_PROGRAM
+from bench.plain_vllm.sides import REPLICA_OPTIONS, SIDES, STERNA, VLLM, VLLM_PROGRAM
 from bench.serving.comparing import add_round_options, in_turn, rows_in_rounds
 from bench.serving.measured import LOGS, Notes
 from bench.serving.served import served
@@ -78,9 +78,7 @@ def _row(
     log = LOGS / NAME / f"{side}-{replicas}-{mode}-{seed}.log".replace(" ", "-")
     log.parent.mkdir(parents=True, exist_ok=True)
     log.unlink(missing_ok=True)
-    options = [str(replicas) if each == NUM else each for each in SIDES[side].options]
-    if side == VLLM and replicas == 1:
-        options = []
+    options = SIDES[side].replica_options(replicas)
     if mode == report.EAGER:
         options.append("--enforce-eager")
     environment = {

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.common import results_io
 from bench.common.command import end_like_ctrl_c, ended
-from bench.common.pace import Pace
+from bench.common.pace import Pace, at_one_speed
 from bench.priorities.plan import POLICIES, Plan, make_parser, plan_of
 from bench.priorities.report import (
     CLASSES,
@@ -69,9 +69,6 @@ PAIRS_A_START = 6
 
 FOUND = ("rate", "capacity", "model", "target_load", "speed")
 """Fields of the configuration that are found before or during the first pair."""
-
-MAX_ATTEMPTS = 3
-"""Attempts at a pair, until the machine is as fast after it as before."""
 
 SEEDS_AN_ATTEMPT = 1000
 """Offset of the seed of another attempt, whose prompts are in no cache."""
@@ -226,19 +223,12 @@ class Benchmark:
         """Measure both sides at the same speed of the machine, as far as possible."""
         # A drift over time affects both sides alike.
         sides = list(POLICIES if pair % 2 else reversed(POLICIES))
-        for attempt in range(1, MAX_ATTEMPTS + 1):
-            is_last = attempt == MAX_ATTEMPTS
-            is_steady = self.pace is None or self.pace.wait_until_kept()
-            runs = []
-            for side in sides:
-                runs.append(self._measure(servers[side], pair, side, trace, attempt))
-                is_steady = is_steady and (self.pace is None or self.pace.is_kept())
-                if not (is_steady or is_last):
-                    self._notes.say(f"pair {pair} is measured again")
-                    break
-            else:
-                self.runs += [{**run, "is_steady": is_steady} for run in runs]
-                return
+
+        def run(side: str, attempt: int) -> dict[str, Any]:
+            return self._measure(servers[side], pair, side, trace, attempt)
+
+        runs, is_steady = at_one_speed(self.pace, sides, run, self._notes.say)
+        self.runs += [{**each, "is_steady": is_steady} for each in runs]
 
     def _measure(
         self, server: "Server", pair: int, side: str, trace: "Trace", attempt: int

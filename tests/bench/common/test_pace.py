@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.common.pace import WAIT_TIMEOUT_S, Pace, speed
+from bench.common.pace import MAX_ATTEMPTS, WAIT_TIMEOUT_S, Pace, at_one_speed, speed
 
 
 class Machine:
@@ -67,3 +67,29 @@ def test_patience_has_an_end() -> None:
 def test_the_speed_is_that_of_this_machine() -> None:
     """A toaster is slower, and no two cores do 100,000 billions a second."""
     assert 0.01 < speed() < 100_000.0
+
+
+@pytest.mark.parametrize(
+    ("speeds", "runs", "is_steady"),
+    [
+        # Before both, after each.
+        ([100.0, 100.0, 100.0], ["a1", "b1"], True),
+        # Slower after the first run: b does not run, and both are measured again.
+        ([100.0, 50.0, 100.0, 100.0, 100.0], ["a1", "a2", "b2"], True),
+        # Slower after the first run of each attempt: both runs of the last one are kept.
+        ([100.0, 50.0] * MAX_ATTEMPTS, ["a1", "a2", "a3", "b3"], False),
+    ],
+)
+def test_runs_at_two_speeds_are_measured_again(
+    speeds: list[float], runs: list[str], is_steady: bool
+) -> None:
+    machine = Machine(*speeds)
+    done: list[str] = []
+
+    def run(side: str, attempt: int) -> str:
+        done.append(f"{side}{attempt}")
+        return done[-1]
+
+    kept, found = at_one_speed(machine.pace(100.0), ["a", "b"], run, machine.said.append)
+    assert (done, kept, found) == (runs, runs[-2:], is_steady)
+    assert at_one_speed(None, ["a", "b"], run, machine.said.append) == (["a1", "b1"], True)
