@@ -23,12 +23,15 @@ from bench.common.pages import goal_list
 from bench.common.tables import Row
 from bench.paced import report
 from bench.paced.cases import CASES, POLICIES, Case, tiny_model
+from bench.paced.plot import draw
 from bench.paced.runs import PACED, SIMULATED, job_of, paced_row, simulated_row
-from bench.serving.comparing import add_round_options, in_turn, rows_in_rounds
+from bench.serving.comparing import add_round_options, in_turn, results_folder, rows_in_rounds
 from bench.serving.measured import LOGS, Notes
 from sterna.workload.catalog import has_drawn_lengths
 
 NAME = "paced"
+
+PLOT_TEXT = "Latencies of each policy, measured and predicted, a panel for each case"
 
 QUICK_REQUESTS = 24
 QUICK_TOKENS = 256
@@ -38,12 +41,19 @@ QUICK_TOKENS = 256
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, and write the results."""
     options = _parser().parse_args(argv)
-    return ended(lambda: rows_in_rounds(NAME, options, _measure, _page))
+    return ended(lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> None:
+    rows_in_rounds(NAME, options, _measure, _page)
+    folder = results_folder(options)
+    draw(results_io.read(NAME, folder)["rows"], folder / f"{NAME}.png")
 
 
 def _page(rows: Sequence[Row]) -> str:
     found = [asdict(each) for each in report.goals(rows)]
-    return f"{report.markdown(rows)}\n\n{goal_list(found)}"
+    picture = f"![{PLOT_TEXT}](../bench/results/{NAME}.png)"
+    return "\n\n".join((picture, report.markdown(rows), goal_list(found)))
 
 
 def _measure(options: argparse.Namespace, rows: list[Row], folder: Path) -> None:

@@ -46,6 +46,8 @@ def markdown(rows: Sequence[Row]) -> str:
             _absolute(of_case),
             f"Against `{BASE}`, with 90 % intervals over the rounds; above 1 is better:",
             _factors(of_case),
+            "Predicted over measured, likewise; above 1 the simulator is the slower one:",
+            _predictions(of_case),
         ]
     return "\n\n".join(parts)
 
@@ -98,6 +100,17 @@ def _factors(rows: Sequence[Row]) -> str:
         for policy in _policies(paced)
         if policy != BASE
     ]
+    return markdown_table(["policy", *COMPARED.values()], lines)
+
+
+def _predictions(rows: Sequence[Row]) -> str:
+    """What the simulator predicts over what was measured, round by round."""
+    case = rows[0]["point"]
+    lines = []
+    for policy in _policies(rows):
+        kinds = [{**row, "policy": row["kind"]} for row in rows if row["policy"] == policy]
+        cells = (_text(factor(kinds, metric, PACED, SIMULATED, [case])) for metric in COMPARED)
+        lines.append([f"`{policy}`", *cells])
     return markdown_table(["policy", *COMPARED.values()], lines)
 
 

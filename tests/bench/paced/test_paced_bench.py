@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib import pyplot
 
 from bench.common.results_io import ROOT
 from bench.paced import report
 from bench.paced.cases import CASES, POLICIES, Case
+from bench.paced.plot import draw
 from bench.paced.runs import PACED, SIMULATED, job_of, late_steps
 from bench.serving.comparing import QUICK_FOLDER
 from sterna.engine.emulated.config import Preemption
@@ -94,6 +96,24 @@ def test_the_page_has_both_numbers_and_the_factors() -> None:
     assert "2.00 [2.00, 2.00]" in text
 
 
+def test_predictions_stand_beside_what_was_measured_round_by_round() -> None:
+    """By hand: 1.5 and 2 times, the geometric mean of which is 1.73."""
+    text = report.markdown([*ROWS, row("sterna", 2, SIMULATED, 4.0)])
+    predicted = text[text.index("Predicted over measured") :]
+    assert "| `sterna` | 1.00 [1.00, 1.00] | " in predicted
+    assert "| 1.73 [1.50, 2.00] |" in predicted
+
+
+def test_the_plot_has_a_row_of_panels_for_each_case(tmp_path: Path) -> None:
+    path = tmp_path / "paced.png"
+    draw(ROWS, path)
+    one_case = pyplot.imread(path).shape
+    draw([*ROWS, *({**each, "point": "another case"} for each in ROWS)], path)
+    two_cases = pyplot.imread(path).shape
+    assert two_cases[0] > 1.5 * one_case[0]
+    assert two_cases[1] == one_case[1]
+
+
 def test_a_case_that_does_not_exist_is_refused() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "bench.paced", "paprika"],
@@ -113,6 +133,7 @@ def test_a_quick_run_has_a_row_for_each_policy_and_its_prediction() -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     rows = json.loads((QUICK_FOLDER / "paced.json").read_text())["rows"]
+    assert (QUICK_FOLDER / "paced.png").is_file()
     assert {(each["policy"], each["kind"]) for each in rows} == {
         (policy, kind) for policy in ("sterna", "round-robin") for kind in (PACED, SIMULATED)
     }
