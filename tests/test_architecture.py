@@ -149,6 +149,7 @@ MAY_PICKLE = {
     "sterna.runtime.actors.packed_args": {"pickle"},
     "sterna.runtime.actors.actor_classes": {"pickle"},
     # Pipes that the other end's process has inherited.
+    "sterna.runtime.home.options_process": {"cloudpickle", "pickle"},
     "sterna.runtime.home.driver": {"multiprocessing", "pickle"},
     "sterna.runtime.home.driver_process": {"cloudpickle", "multiprocessing"},
     "sterna.simulator.runs": {"multiprocessing"},

@@ -253,7 +253,7 @@ def test_the_pages_example_is_short_and_simulates(tmp_path: Path) -> None:
 
 @pytest.mark.vllm
 def test_the_pages_example_is_served(tmp_path: Path) -> None:
-    from sterna.cli.serve.serve_command import parse
+    from sterna.cli.serve.read_options import parse
 
     path = example(tmp_path)
     args = parse(["serve", "--engine", "emulated", "--policy", f"{path}:NearestPrefix"])

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import ray
 
-from sterna.cli.serve.serve_command import engine_environment, parse
+from sterna.cli.serve.read_options import parse
+from sterna.cli.serve.serve_command import engine_environment
 from sterna.config import MigrationConfig, TransportConfig
 from sterna.policy.presets import LLUMNIX
 from tests.cluster.pair import InstancePair

@@ -74,7 +74,7 @@ async def events_of(answer: httpx.Response) -> AsyncIterator[dict[str, Any]]:
 
 
 def options_of_vllm(port: int) -> Namespace:
-    from sterna.cli.serve.serve_command import parse
+    from sterna.cli.serve.read_options import parse
     from tests.models import small_model
 
     model = str(small_model())

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sterna.cli.serve.engine_options import checked_engine_config
-from sterna.cli.serve.serve_command import engine_environment, parse
+from sterna.cli.serve.read_options import parse
+from sterna.cli.serve.serve_command import engine_environment
 from sterna.cli.serve.serve_options import cluster_config
 from sterna.engine.profiling.measurement_plan import REQUEST_TOKENS, TOLERANCE
 from sterna.errors import ConfigurationError

@@ -87,7 +87,7 @@ def test_pages_that_were_not_copied_are_found_by_their_tokens(
     """A recomputed request needs no page: what its tokens become is vLLM's recompute."""
     from bench.kinds import measurement
     from bench.migration.cluster_driver import local_ray
-    from sterna.cli.serve.serve_command import parse
+    from sterna.cli.serve.read_options import parse
     from tests.bench.kinds.forgetful_instance import ForgetfulInstance
 
     monkeypatch.setattr(measurement, "CountingInstance", ForgetfulInstance)

@@ -17,7 +17,7 @@ pytest.importorskip("vllm")
 from vllm.v1.engine import FinishReason
 from vllm.v1.outputs import LogprobsLists
 
-from sterna.cli.serve.serve_command import parse
+from sterna.cli.serve.read_options import parse
 from sterna.config import DoorConfig, FrontendConfig
 from sterna.frontend.vllm_server.server import FrontendServer
 from sterna.messages.actors import AddRequest, FrontendMember, InstanceMember, Membership

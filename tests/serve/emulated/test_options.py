@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sterna.cli.serve.emulated_options import plain_vocabulary
-from sterna.cli.serve.serve_command import parse
+from sterna.cli.serve.read_options import parse
 from sterna.engine.emulated.profiles import PROFILES, RTX4090_LLAMA_31_8B
 from sterna.engine.emulated.tokens import Vocabulary
 from sterna.errors import ConfigurationError

@@ -77,7 +77,8 @@ def _check_what_serve_finds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from sterna.cli.serve.engine_options import checked_engine_config
-    from sterna.cli.serve.serve_command import engine_environment, parse
+    from sterna.cli.serve.read_options import parse
+    from sterna.cli.serve.serve_command import engine_environment
     from sterna.cli.serve.serve_options import cluster_config
     from sterna.engine.profiling.profile_file import find
     from sterna.engine.vllm.facts import profile_key, total_tokens

@@ -3,7 +3,7 @@
 import pytest
 
 from sterna.cli.serve.engine_options import checked_engine_config
-from sterna.cli.serve.serve_command import parse
+from sterna.cli.serve.read_options import parse
 from sterna.engine.vllm.facts import total_tokens
 
 pytestmark = pytest.mark.vllm

@@ -11,7 +11,7 @@ import pytest
 
 from sterna.cli.serve.engine_options import checked_engine_config
 from sterna.cli.serve.priority_options import with_target_load
-from sterna.cli.serve.serve_command import parse
+from sterna.cli.serve.read_options import parse
 from sterna.cli.serve.serve_options import cluster_config
 from sterna.engine.emulated.profiles import A10_LLAMA_7B
 from sterna.engine.profiling.profile_file import document, path_of, write

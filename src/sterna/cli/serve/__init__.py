@@ -1,7 +1,7 @@
 """`sterna serve`: its options, checked and put together as a configuration, and the command.
 
-Offers: cluster_address, engine_options, serve_command, serve_options.
+Offers: cluster_address, engine_options, read_options, serve_command, serve_options.
 Imports: cli.options, cli.simulate, config, demo_model, engine, engine.emulated, engine.profiling,
-    engine.vllm, errors, policy, policy_file, priority_classes, runtime.home, runtime.processes,
-    types.
+    engine.vllm, errors, policy, policy_file, priority_classes, runtime.actors, runtime.home,
+    runtime.processes, types.
 """

@@ -1,34 +1,18 @@
-"""`sterna serve`: vLLM's options and Sterna's, checked before any process is started."""
+"""`sterna serve`: the environment of all its processes, and the run."""
 
-import argparse
 import os
 import sys
-from argparse import Namespace
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from functools import partial
 
-from sterna.cli.serve.cluster_address import cluster_address, internal_host, listen_error
-from sterna.cli.serve.door_options import check_tls
-from sterna.cli.serve.engine_options import (
-    SMALL_MODEL_NAME,
-    USERS_BINDING,
-    USERS_THREADS,
-    checked_engine_config,
-    choose_model,
-    with_prefix_caches,
-    world_size,
-)
-from sterna.cli.serve.priority_options import settle_classes, with_target_load
+from sterna.cli.serve import read_options
+from sterna.cli.serve.cluster_address import cluster_address
+from sterna.cli.serve.engine_options import USERS_BINDING, USERS_THREADS
 from sterna.cli.serve.scaling_options import wants_fork_server
-from sterna.cli.serve.serve_options import add_serve_options, cluster_config
-from sterna.cli.simulate.simulate_options import DEFAULT_PROFILE
-from sterna.config import ClusterConfig
-from sterna.engine.vllm.guard import is_cpu_build, vllm_imports
-from sterna.errors import ConfigurationError
+from sterna.engine.vllm.guard import is_cpu_build
 from sterna.runtime.home.ray_environment import protect_ray, wait_for_gcs
-from sterna.runtime.processes.log_filters import (
+from sterna.runtime.processes.log_lines import (
     VLLM_LOG_LEVEL,
-    drop_noise,
     library_environment,
     log_environment,
 )
@@ -38,7 +22,7 @@ def serve(arguments: Sequence[str]) -> int:
     """Run `sterna serve`; returns the exit status when the server has ended.
 
     Raises:
-        ConfigurationError: an option cannot work; nothing was started.
+        ConfigurationError: an option cannot work; no instance was started.
     """
     environment = engine_environment()
     address = cluster_address(arguments)
@@ -51,62 +35,14 @@ def serve(arguments: Sequence[str]) -> int:
         os.environ.update(address.environment())
     if any(option.startswith(("-h", "--help")) for option in arguments):
         # Prints the help and raises SystemExit, without starting any process.
-        parse(arguments)
+        read_options.parse(arguments)
+    from sterna.runtime.home import options_process
     from sterna.runtime.home.launch import Run
-
-    def read() -> tuple[ClusterConfig, Namespace]:
-        args = parse(arguments)
-        config = replace(cluster_config(args), internal_host=internal_host(args, address))
-        _check_port(args.host, args.port)
-        check_tls(args)
-        engine = checked_engine_config(args)
-        config = with_prefix_caches(config, args, engine)
-        return with_target_load(config, args, engine), args
 
     host = None if address is None else address.host
     has_fork_server = wants_fork_server(arguments)
     with Run(environment, has_fork_server=has_fork_server, cluster_host=host) as run:
-        return run.read_and_serve(read)
-
-
-def parse(
-    arguments: Sequence[str], add_more: Callable[[argparse.ArgumentParser], None] | None = None
-) -> Namespace:
-    """Return the options of `sterna serve [MODEL] ...`, vLLM's and ours.
-
-    Args:
-        add_more: adds the options of another command that also takes those of `serve`.
-
-    Raises:
-        ConfigurationError: an option's value cannot work.
-        SystemExit: help was requested and has been printed.
-    """
-    drop_noise()
-    with vllm_imports():
-        from sterna.engine.vllm.arguments import make_serve_parser, parse_serve, validate
-
-    parser, serve_parser = make_serve_parser()
-    add_serve_options(serve_parser)
-    if add_more is not None:
-        add_more(serve_parser)
-    args = parse_serve(parser, serve_parser, list(arguments), SMALL_MODEL_NAME)
-    choose_model(args)
-    _refuse_unsupported(args)
-    settle_classes(args)
-    args.emulated = args.step_time = args.num_threads = None
-    args.binds_core = False
-    if args.engine != "vllm":
-        from sterna.cli.serve.emulated_options import emulated_options, paced_options
-
-        args.profile = getattr(args, "profile", DEFAULT_PROFILE)
-        if args.engine == "emulated":
-            args.emulated = emulated_options(args)
-        else:
-            args.step_time = paced_options(args)
-    elif "profile" in args:
-        raise ConfigurationError("--profile is for --engine emulated and --engine paced")
-    validate(args)
-    return args
+        return run.read_and_serve(partial(options_process.ask, read_options.__file__, arguments))
 
 
 def engine_environment() -> dict[str, str]:
@@ -132,48 +68,3 @@ def engine_environment() -> dict[str, str]:
         environment[USERS_BINDING] = os.environ.get(USERS_BINDING, bound)
         environment["VLLM_CPU_OMP_THREADS_BIND"] = bound or "nobind"
     return environment
-
-
-def _refuse_unsupported(args: Namespace) -> None:
-    """Refuse vLLM options that would have another meaning under Sterna."""
-    if args.data_parallel_size != 1:
-        raise ConfigurationError(
-            f"--data-parallel-size {args.data_parallel_size}: Sterna runs the replicas itself; "
-            f"use --instances {args.data_parallel_size}"
-        )
-    if args.api_server_count not in (None, 1):
-        raise ConfigurationError(
-            f"--api-server-count {args.api_server_count}: use --frontends {args.api_server_count}"
-        )
-    from sterna.engine.vllm.arguments import loads_adapters_at_run_time
-
-    if args.frontends > 1 and loads_adapters_at_run_time():
-        raise ConfigurationError(
-            f"--frontends {args.frontends}: with VLLM_ALLOW_RUNTIME_LORA_UPDATING there can be one "
-            "only, since the others would not know of the adapters that it loads; give adapters "
-            "by --lora-modules, or leave the variable out"
-        )
-    for option in ("headless", "grpc"):
-        if getattr(args, option, False):
-            raise ConfigurationError(f"--{option} is not supported; leave it out")
-    if args.uds:
-        raise ConfigurationError("--uds is not supported; use --host and --port")
-    if args.scheduler_cls is not None:
-        raise ConfigurationError("--scheduler-cls: Sterna brings its own scheduler class")
-    from sterna.engine.vllm.hosted_core import executor_backend
-
-    executor = args.distributed_executor_backend
-    if executor not in (None, executor_backend(world_size(args))):
-        raise ConfigurationError(
-            f"--distributed-executor-backend {executor}: Sterna chooses the one that suits an "
-            "instance's ranks; leave it out"
-        )
-    if args.worker_extension_cls:
-        raise ConfigurationError("--worker-extension-cls: Sterna brings its own extension")
-
-
-def _check_port(host: str | None, port: int) -> None:
-    if (reason := listen_error(host or "", port)) is not None:
-        raise ConfigurationError(
-            f"cannot listen on {host or '*'}:{port} ({reason}); choose another --port"
-        )

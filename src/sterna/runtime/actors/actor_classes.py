@@ -31,7 +31,7 @@ from sterna.engine.interface import Engine, EngineFacts, EngineListener
 from sterna.errors import InstanceStartError
 from sterna.runtime.actors.addresses import own_host, own_node
 from sterna.runtime.actors.member_status import MemberStatus
-from sterna.runtime.processes.log_filters import drop_cancellations, drop_noise
+from sterna.runtime.processes.log_lines import configure_logging, drop_cancellations, drop_noise
 from sterna.runtime.processes.process import collect_garbage_seldom, own_identity
 from sterna.supervisor.failure_detector import ProcessIdentity
 from sterna.types import FrontendId, InstanceId
@@ -40,19 +40,6 @@ logger = logging.getLogger(__name__)
 
 LAST_WORDS_S = 0.1
 """Time for a failed instance to report the reason before its process ends."""
-
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-
-
-def configure_logging(level: str) -> None:
-    """Send Sterna's log lines to stderr, which Ray forwards to the driver."""
-    root = logging.getLogger("sterna")
-    root.setLevel(level)
-    if not root.handlers:
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter(LOG_FORMAT))
-        root.addHandler(handler)
-        root.propagate = False
 
 
 def _engine_environment(environment: dict[str, str]) -> None:

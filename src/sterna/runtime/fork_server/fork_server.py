@@ -24,7 +24,7 @@ from typing import NoReturn
 
 from sterna.log_throttle import LogThrottle
 from sterna.runtime.fork_server.forked_worker import leave_removed_folder
-from sterna.runtime.processes.log_filters import drop_noise
+from sterna.runtime.processes.log_lines import drop_noise
 
 CHUNK_BYTES = 1 << 16
 TIMEOUT_S = 5.0

@@ -107,8 +107,12 @@ class ForkServer:
         process.wait()
 
 
+def forked_command() -> list[str]:
+    """Return a command that runs a Python program, whose path follows, as a fork if there is a fork
+    server, and as an ordinary process otherwise."""
+    return [sys.executable, "-S", "-E", str(Path(forked_worker.__file__).resolve())]
+
+
 def forked_runtime_env() -> dict[str, str]:
-    """Return Ray's runtime environment for an actor that is a fork if there is a fork server, and
-    an ordinary worker otherwise."""
-    command = (sys.executable, "-S", "-E", str(Path(forked_worker.__file__).resolve()))
-    return {"py_executable": shlex.join(command)}
+    """Return Ray's runtime environment for an actor that is run by `forked_command`."""
+    return {"py_executable": shlex.join(forked_command())}

@@ -18,7 +18,6 @@ from multiprocessing.connection import Connection
 import ray
 
 from sterna.errors import InstanceStartError, SternaError
-from sterna.runtime.actors.actor_classes import configure_logging
 from sterna.runtime.actors.addresses import is_gcs_up
 from sterna.runtime.fork_server.forked_worker import leave_removed_folder
 from sterna.runtime.home.driver_messages import (
@@ -33,6 +32,7 @@ from sterna.runtime.home.driver_messages import (
     say,
 )
 from sterna.runtime.home.supervisor_handle import SupervisorHandle, find_supervisors
+from sterna.runtime.processes.log_lines import configure_logging
 from sterna.runtime.processes.restarts import MAX_SHORT_LIVES, RestartLimit
 from sterna.runtime.supervisor.ray_errors import origin_of, reason_of
 

@@ -1,4 +1,5 @@
-"""Messages between the process of `sterna serve` and its driver, over a pair of pipes."""
+"""Messages over pipes between the process of `sterna serve`, the one that reads its options, and
+its driver."""
 
 import contextlib
 import sys
@@ -47,6 +48,23 @@ class Serve:
     args: PackedArgs
     emulated: EmulatedOptions | None
     shutdown_timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """Options of `sterna serve` that have been read and checked.
+
+    Attributes:
+        serve: the order to the driver, without keys of mailboxes.
+        engine: what the instances run, for people.
+        compiles: whether the engines compile the model.
+        example: a command that asks the server.
+    """
+
+    serve: Serve
+    engine: str
+    compiles: bool
+    example: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ import sys
 import tempfile
 import threading
 import time
-from argparse import Namespace
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
@@ -27,14 +26,13 @@ from sterna.config import ClusterConfig
 from sterna.errors import ConfigurationError, SternaError
 from sterna.folders import RUN_FOLDER_VARIABLE
 from sterna.messaging.mailbox import draw_keys
-from sterna.runtime.actors.actor_classes import configure_logging
-from sterna.runtime.actors.packed_args import PackedArgs
 from sterna.runtime.fork_server.launcher import METRICS_FOLDER_VARIABLE, ForkServer
-from sterna.runtime.home.driver_messages import NAMESPACE, Serve, say
+from sterna.runtime.home.driver_messages import NAMESPACE, ServeOptions, say
 from sterna.runtime.home.driver_process import DriverProcess
 from sterna.runtime.home.ray_head import Gcs, Raylet
 from sterna.runtime.processes import limits
 from sterna.runtime.processes.limits import DiskWatch, NoRoomError, check_room
+from sterna.runtime.processes.log_lines import configure_logging
 from sterna.runtime.processes.reaper import Reaper
 
 NUM_RAY_STARTS = 3
@@ -54,9 +52,6 @@ the lease of an instance: a node that returns before goes on as it was."""
 
 POLL_INTERVAL_S = 0.2
 """Time between two looks for signals during other waits."""
-
-MIN_READ_S = 1.0
-"""Time to read the options if vLLM is imported already; otherwise it takes ten times as long."""
 
 NOTE_INTERVAL_S = 20.0
 """Time between two notes, and until the first one."""
@@ -176,35 +171,28 @@ class Run:
         self._reaper.close()
         self._gcs.close()
 
-    def read_and_serve(self, read: Callable[[], tuple[ClusterConfig, Namespace]]) -> int:
+    def read_and_serve(self, read: Callable[[], ServeOptions]) -> int:
         """Serve until SIGINT, SIGTERM or the supervisor's end; returns the exit status.
 
         Args:
-            read: returns the configuration and the options of `vllm serve`, with `emulated` among
-                them: the engine that instances emulate, or None. It runs in a thread while Ray
-                starts, since both take seconds; if it fails at once, nothing is started.
+            read: returns the options. It runs in a thread while Ray starts, since both take
+                seconds.
 
         Raises:
             SternaError: `read` has raised it, or something did not start.
         """
         reading = _in_background(read)
-        wait([reading], timeout=MIN_READ_S)
-        if not (reading.done() and reading.exception()):
-            self._start_ray()
-        if (configuration := self._wait(reading)) is None:
+        self._start_ray()
+        if (options := self._wait(reading)) is None:
             return 0
-        config, args = configuration
-        config = replace(config, mailbox_keys=draw_keys())
+        config = replace(options.serve.config, mailbox_keys=draw_keys())
         logging.getLogger("sterna").setLevel(config.log_level)
         _check_resources(config)
-        say(f"starting {config.num_instances} instances of {_engine_name(args)}")
+        say(f"starting {config.num_instances} instances of {options.engine}")
         assert self._driver is not None
-        self._driver.serve(
-            Serve(config, PackedArgs.of(args), args.emulated, float(args.shutdown_timeout))
-        )
-        compiles = args.emulated is None and not args.enforce_eager
-        notes = StartNotes(time.monotonic(), compiles=compiles)
-        return self._keep_up(self._driver, notes, lambda: _print_ready(config, args))
+        self._driver.serve(replace(options.serve, config=config))
+        notes = StartNotes(time.monotonic(), compiles=options.compiles)
+        return self._keep_up(self._driver, notes, lambda: _print_ready(options))
 
     def _keep_up(
         self, driver: DriverProcess, notes: StartNotes, on_ready: Callable[[], None]
@@ -363,36 +351,12 @@ def _check_resources(config: ClusterConfig) -> None:
         )
 
 
-def _print_ready(config: ClusterConfig, args: Namespace) -> None:
+def _print_ready(options: ServeOptions) -> None:
     elapsed_s = time.time() - psutil.Process().create_time()
-    host = {None: "127.0.0.1", "": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(
-        args.host, args.host
-    )
-    if ":" in host:
-        host = f"[{host}]"
-    scheme = "https" if args.ssl_certfile else "http"
-    key = ' -H "Authorization: Bearer $API_KEY"' if args.api_key_table else ""
+    num_instances = options.serve.config.num_instances
     say(
-        f"ready after {elapsed_s:.0f} s: {config.num_instances} instances, "
-        f"try: curl {scheme}://{host}:{args.port}/v1/chat/completions{key} "
-        "-H 'Content-Type: application/json' "
-        f'-d \'{{"model": "{_model_name(args)}", '
-        '"messages": [{"role": "user", "content": "Hello!"}]}\'',
+        f"ready after {elapsed_s:.0f} s: {num_instances} instances, try: {options.example}",
         sys.stdout,
-    )
-
-
-def _model_name(args: Namespace) -> str:
-    return str(args.served_model_name[0] if args.served_model_name else args.model)
-
-
-def _engine_name(args: Namespace) -> str:
-    if args.emulated is None:
-        return _model_name(args)
-    vocabulary = args.emulated.vocabulary
-    return (
-        f"an emulated engine ({args.profile}) that answers with the {vocabulary.num_ids} tokens "
-        f"of {_model_name(args)} from id {vocabulary.first_id} on"
     )
 
 

@@ -1,5 +1,5 @@
-"""Operating-system facts: processes and their ends, limits, log noise, restarts.
+"""Operating-system facts: processes and their ends, limits, log lines, restarts.
 
-Offers: limits, log_filters, process, reaper, restarts.
+Offers: limits, log_lines, process, reaper, restarts.
 Imports: config, errors, folders, log_throttle, supervisor.
 """

@@ -17,9 +17,10 @@ from sterna.errors import InstanceStartError
 from sterna.messages.actors import Heartbeat, HeartbeatAnswer, WireMessage
 from sterna.messaging.mailbox import Mailbox
 from sterna.messaging.send_effects import KeepOnly, ToMailbox, Unexpected
-from sterna.runtime.actors.actor_classes import configure_logging, remote_class
+from sterna.runtime.actors.actor_classes import remote_class
 from sterna.runtime.actors.addresses import own_host
 from sterna.runtime.actors.packed_args import PackedArgs
+from sterna.runtime.processes.log_lines import configure_logging
 from sterna.runtime.processes.process import own_identity
 from sterna.runtime.supervisor.instance_actors import InstanceActors
 from sterna.runtime.supervisor.placement import find_places

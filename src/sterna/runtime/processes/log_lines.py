@@ -1,4 +1,5 @@
-"""Log filters: messages of libraries that mean nothing to a user who serves a model.
+"""Log lines: where Sterna's go, and which ones of libraries mean nothing to a user who serves a
+model.
 
 Libraries log much while an engine starts, most of it about choices that are not the user's.
 Each such message is dropped here by its text, so that every other warning, and every error, passes.
@@ -11,6 +12,8 @@ import os
 import warnings
 from collections.abc import Mapping
 from types import MappingProxyType
+
+FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 VLLM_LOG_LEVEL = "WARNING"
 """vLLM's log level unless the user sets one."""
@@ -52,6 +55,17 @@ _FILTERS: Mapping[str, _Drop] = MappingProxyType(
     }
 )
 """The filters, by the name of the logger."""
+
+
+def configure_logging(level: str) -> None:
+    """Send Sterna's log lines to stderr, which Ray forwards from an actor to the driver."""
+    root = logging.getLogger("sterna")
+    root.setLevel(level)
+    if not root.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter(FORMAT))
+        root.addHandler(handler)
+        root.propagate = False
 
 
 def library_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sterna.runtime.processes.log_filters import (
+from sterna.runtime.processes.log_lines import (
     drop_cancellations,
     drop_noise,
     library_environment,
