@@ -8,11 +8,13 @@ purpose. A client whose connection broke resumes its stream; when a component fa
 manages, three more clients send short requests. Everything runs in float32, so that the tokens of a
 request do not depend on the rest of its batch. Exits with 1 if a promise was broken.
 
-    sterna bench chaos [--minutes 10] [--quick]
+    sterna bench chaos [--minutes 10] [--quick] [--crowded]
 
 `bench/results/chaos.json` has a `summary` (`requests, failed, tokens_lost, tokens_repeated,
 tokens_changed, gap_s, wait_s`), a row for each kind of fault, and the `goals` for gaps and waits:
-these depend on the machine, and a missed goal is no broken promise.
+these depend on the machine, and a missed goal is no broken promise. With `--crowded` instances have
+places for fewer requests than there are, so that the others wait at the scheduler:
+`chaos_crowded.json` has no goals, since gaps and waits are mostly those of the queue.
 """
 
 import argparse
@@ -47,6 +49,9 @@ SERVER = (
     "--resumable-streams",
 )
 
+CROWDED = ("--max-num-seqs", "3")
+NUM_STREAMS, NUM_CROWDED_STREAMS = 6, 10
+
 PAUSE_S = (15.0, 30.0)
 QUICK_PAUSE_S = (4.0, 8.0)
 """Time from one fault to the next, unless the server takes longer to become whole again."""
@@ -66,7 +71,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure, and write the results."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=10.0, help="default: %(default)g")
-    parser.add_argument("--streams", type=positive, default=6, help="at once (default: 6)")
+    parser.add_argument(
+        "--crowded", action="store_true", help="more requests at once than the instances take"
+    )
+    parser.add_argument(
+        "--streams",
+        type=positive,
+        help=f"at once (default: {NUM_STREAMS}; {NUM_CROWDED_STREAMS} with --crowded)",
+    )
     parser.add_argument("--tokens", type=positive, default=300, help="of each (default: 300)")
     parser.add_argument("--questions", type=positive, default=25, help="default: 25")
     parser.add_argument("--seed", type=int, default=1, help="of faults and prompts (default: 1)")
@@ -76,6 +88,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="a minute on emulated instances")
     parser.add_argument("--results", type=Path, help="folder of the result file")
     options = parser.parse_args(argv)
+    if options.streams is None:
+        options.streams = NUM_CROWDED_STREAMS if options.crowded else NUM_STREAMS
     end_like_ctrl_c()
     return ended(lambda: _run(options))
 
@@ -99,7 +113,8 @@ def _run(options: argparse.Namespace) -> None:
     failed = [each.error for each in known if each.error is not None]
     if failed:
         raise ConfigurationError(f"the undisturbed engine did not answer: {failed[0]}")
-    with served([*engine, *SERVER], log=log) as url:
+    server = [*engine, *SERVER, *(CROWDED if options.crowded else ())]
+    with served(server, log=log) as url:
         target = asyncio.run(find_target(url))
         say(f"{minutes:g} minutes of faults on two instances")
         storm = Storm(
@@ -113,7 +128,7 @@ def _run(options: argparse.Namespace) -> None:
             seed=options.seed,
         )
         asyncio.run(storm.run(60.0 * minutes))
-    _write(options, storm, expected, minutes, engine)
+    _write(options, storm, expected, minutes, server)
 
 
 def _write(
@@ -121,12 +136,14 @@ def _write(
     storm: Storm,
     expected: dict[int, dict[int, list[int]]],
     minutes: float,
-    engine: list[str],
+    server: list[str],
 ) -> None:
     rows = rows_of(storm.faults, storm.moves, storm.answers, RECOVERY_S)
-    summary = summary_of(rows, storm.answers, expected)
+    summary = summary_of(rows, storm.answers, expected, len(storm.held))
+    is_crowded = options.crowded
     config = {
-        "server": [*engine, *SERVER],
+        "server": server,
+        "is_crowded": is_crowded,
         "minutes": minutes,
         "streams": options.streams,
         "tokens": options.tokens,
@@ -136,14 +153,16 @@ def _write(
     }
     folder = options.results or (QUICK_FOLDER if options.quick else results_io.RESULTS)
     errors = sorted({each.error for each in storm.answers if each.error is not None})
-    more = {"goals": [asdict(each) for each in goals_of(rows, summary)], "errors": errors}
-    path = results_io.write(NAME, config, rows, folder, summary=summary, more=more)
-    text = markdown(results_io.read(NAME, folder))
+    goals = [] if is_crowded else goals_of(rows, summary)
+    more = {"goals": [asdict(each) for each in goals], "errors": errors}
+    name, command = (f"{NAME}_crowded", f"{COMMAND} --crowded") if is_crowded else (NAME, COMMAND)
+    path = results_io.write(name, config, rows, folder, summary=summary, more=more)
+    text = markdown(results_io.read(name, folder))
     print(text)
     say(f"wrote {path}")
     if folder.resolve() == results_io.RESULTS:
-        write_marked(PAGE, COMMAND, text)
-    if broken := broken_promises(summary, rows):
+        write_marked(PAGE, command, text)
+    if broken := broken_promises(summary, rows, is_crowded=is_crowded):
         raise PromiseBrokenError(f"{', '.join(broken)}: {path} and {LOGS / NAME} tell more")
 
 

@@ -51,11 +51,13 @@ def summary_of(
     rows: Sequence[Mapping[str, Any]],
     answers: Sequence[Answer],
     expected: Mapping[int, Mapping[int, Sequence[int]]],
+    num_held: int = 0,
 ) -> dict[str, Any]:
     """The outcome of the requests and of their tokens.
 
     Args:
         expected: the right tokens by question and choice.
+        num_held: how many waited at the scheduler.
     """
     found = {"lost": 0, "repeated": 0, "changed": 0}
     for answer in answers:
@@ -72,6 +74,7 @@ def summary_of(
     deadly = [row for row in rows if row["event"] in DEADLY and row["n"]]
     return {
         "requests": len(answers),
+        "held": num_held,
         "failed": sum(each.error is not None for each in answers),
         "read_on": sum(each.num_breaks > 0 for each in answers),
         "tokens_lost": found["lost"],
@@ -88,8 +91,14 @@ def summary_of(
     }
 
 
-def broken_promises(summary: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The broken promises, in words."""
+def broken_promises(
+    summary: Mapping[str, Any], rows: Iterable[Mapping[str, Any]], *, is_crowded: bool = False
+) -> list[str]:
+    """The broken promises, in words.
+
+    Args:
+        is_crowded: whether some requests had to wait at the scheduler.
+    """
     counted = ("failed", "tokens_lost", "tokens_repeated", "tokens_changed")
     broken = [f"{each.replace('_', ' ')}: {summary[each]}" for each in counted if summary[each]]
     broken += [
@@ -97,6 +106,8 @@ def broken_promises(summary: Mapping[str, Any], rows: Iterable[Mapping[str, Any]
     ]
     if not summary["requests"]:
         broken.append("no requests")
+    if is_crowded and not summary["held"]:
+        broken.append("no request waited at the scheduler")
     return broken
 
 
@@ -224,14 +235,15 @@ def markdown(document: Mapping[str, Any]) -> str:
     """The table of `chaos.json`."""
     hardware, config, summary = document["hardware"], document["config"], document["summary"]
     steps, first = summary["gap_s"]["steps"], summary["wait_s"]
+    held = f" {summary['held']} waited at the scheduler." if config.get("is_crowded") else ""
     lines = [
         f"Measured on {document['date'][:10]} at commit {document['commit']}: {hardware['cpu']}, "
         f"{hardware['num_cores']} cores; `sterna serve {' '.join(config['server'])}`, "
         f"{config['minutes']:g} minutes, {config['streams']} streams at once. "
         f"**{summary['requests']} requests, {summary['failed']} failed; of {summary['tokens']:,} "
         f"tokens {summary['tokens_lost']} lost, {summary['tokens_repeated']} repeated, "
-        f"{summary['tokens_changed']} changed.** {summary['read_on']} were resumed after their "
-        f"connection broke. From one token to the next: median {_in_ms(steps['median'])}, "
+        f"{summary['tokens_changed']} changed.**{held} {summary['read_on']} were resumed after "
+        f"their connection broke. From one token to the next: median {_in_ms(steps['median'])}, "
         f"P99 {_in_ms(steps['p99'])}; to the first one: median {_in_ms(first['median'])}, "
         f"P99 {_in_ms(first['p99'])}.",
         "",

@@ -52,7 +52,11 @@ VISIT_TOKENS = 5
 """Times of the short requests after the failure of a component that only manages, the first at
 once. They show the wait of new clients for the first token."""
 
+HELD = "held"
+"""The state of a request that waits at the scheduler."""
+
 MOVE_INTERVAL_S = 3.0
+LOOK_INTERVAL_S = 0.25
 WHOLE_TIMEOUT_S = 180.0
 POLL_S = 0.1
 NOTICE_TIMEOUT_S = 20.0
@@ -72,6 +76,7 @@ class Storm:
         pause_s: shortest and longest time from one fault to the next; more where the server takes
             longer to become whole again.
         seed: of all random draws.
+        held: the requests that were seen waiting at the scheduler.
         is_calm: whether the server is whole at the moment.
     """
 
@@ -86,6 +91,7 @@ class Storm:
     answers: list[Answer] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     moves: list[Move] = field(default_factory=list)
+    held: set[RequestId] = field(default_factory=set)
     is_calm: bool = True
 
     async def run(self, duration_s: float) -> None:
@@ -100,6 +106,7 @@ class Storm:
             for worker in range(self.num_streams):
                 group.create_task(self._stream(streams, worker, over))
             moving = group.create_task(self._move(operator, draws))
+            looking = group.create_task(self._look(operator))
             await self._hit(
                 operator,
                 lambda: group.create_task(self._visit(streams)),
@@ -107,6 +114,7 @@ class Storm:
                 now_s() + duration_s,
             )
             moving.cancel()
+            looking.cancel()
             over.set()
 
     async def _stream(
@@ -276,6 +284,16 @@ class Storm:
                 self.moves.append(Move(RequestId(chosen["id"]), begin_s, now_s()))
 
     # ------------------------------------------------------------------------- what there is
+
+    async def _look(self, session: aiohttp.ClientSession) -> None:
+        """Look for held requests, which no instance knows of."""
+        while True:
+            await asyncio.sleep(LOOK_INTERVAL_S)
+            self.held.update(
+                RequestId(each["id"])
+                for each in await self._requests(session)
+                if each.get("status") == HELD
+            )
 
     async def _serving(self, session: aiohttp.ClientSession) -> set[str]:
         instances = await self._instances(session)

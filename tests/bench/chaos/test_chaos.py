@@ -162,6 +162,14 @@ def test_a_run_in_which_anything_was_lost_says_so() -> None:
     assert broken_promises(summary_of([], [], expected), []) == ["no requests"]
 
 
+def test_a_crowded_run_in_which_no_request_waited_has_shown_nothing() -> None:
+    expected = {0: {0: [0, 1, 2, 3, 4]}}
+    broken = broken_promises(summary_of([], [STEADY], expected), [], is_crowded=True)
+    assert broken == ["no request waited at the scheduler"]
+    held = summary_of([], [STEADY], expected, num_held=2)
+    assert broken_promises(held, [], is_crowded=True) == []
+
+
 def test_the_page_has_a_line_for_each_event() -> None:
     answers = [STEADY, INTERRUPTED]
     fault = Fault(
