@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from statistics import median
 
 from bench.common.tables import Row, markdown_table
-from bench.plain_vllm import front_end_report, overhead_report
+from bench.plain_vllm import overhead_report
 from bench.plain_vllm.overhead import LOADS as OVERHEAD_LOADS
+from bench.processes import front_end_report
 
 MOST_LOSS = 1.2
 """A value may be worse than the committed one by this factor."""
@@ -128,7 +129,7 @@ CHECKS = (
     ),
     Check(
         "front_end",
-        ("bench.plain_vllm.front_end", "--parts", "real", "--rounds", "1"),
+        ("bench.processes.front_end", "--parts", "real", "--rounds", "1"),
         (
             Value("front end, a token's processor time over vLLM's", _front_end("token"), False),
             Value("front end, a request's over vLLM's", _front_end("request"), False),

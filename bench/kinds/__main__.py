@@ -164,7 +164,7 @@ def _measure(kind: str, num_moves: int, dtype: str | None, say: Progress) -> Row
     from ray.exceptions import RayError
 
     from bench.kinds.measurement import measure
-    from sterna.cli.serve.serve_command import parse
+    from sterna.cli.serve.read_options import parse
     from sterna.runtime.supervisor.ray_errors import reason_of
 
     case = CASES[kind]

@@ -45,7 +45,8 @@ from bench.migration.plan import (
 from bench.migration.samples import row
 from bench.migration.session import BATCH_SIZE, BATCH_TOKENS, ENGINE_OPTIONS, Session
 from sterna.cli.serve.engine_options import SMALL_MODEL_NAME
-from sterna.cli.serve.serve_command import engine_environment, parse
+from sterna.cli.serve.read_options import parse
+from sterna.cli.serve.serve_command import engine_environment
 from sterna.config import MigrationConfig, TransportConfig
 from sterna.migration.messages import Mode
 

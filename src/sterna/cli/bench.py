@@ -37,15 +37,15 @@ BENCHMARKS = {
         "from the command to the first token, beside plain `vllm serve`",
     ),
     "memory": (
-        "bench.plain_vllm.memory",
+        "bench.processes.memory",
         "memory of idle servers, of further instances and of streams, beside vLLM's",
     ),
     "front-end": (
-        "bench.plain_vllm.front_end",
+        "bench.processes.front_end",
         "processor time of the HTTP process for a request and a token, beside vLLM's",
     ),
     "explain": (
-        "bench.scheduling.explain",
+        "bench.processes.explain",
         "the share of the processor time that explanations of decisions take",
     ),
     "dispatch": (

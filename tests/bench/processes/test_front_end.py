@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from bench.common.results_io import ROOT
-from bench.plain_vllm import front_end_report as report
 from bench.plain_vllm.sides import STERNA, VLLM
+from bench.processes import front_end_report as report
 from bench.serving.comparing import QUICK_FOLDER
 
-COMMAND = [sys.executable, "-m", "bench.plain_vllm.front_end"]
+COMMAND = [sys.executable, "-m", "bench.processes.front_end"]
 
 
 def rows_of(side: str, seed: int, *, request_us: float, token_us: float) -> list[dict[str, Any]]:

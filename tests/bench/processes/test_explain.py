@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.scheduling import explain
+from bench.processes import explain
 
 HISTORIES = "begin (sterna/frontend/requests/histories.py:120)"
 TIMING = "__call__ (sterna/frontend/http/server_timing.py:90)"

@@ -26,9 +26,9 @@ from bench.common.comparison import Middle
 from bench.common.pages import Goal, goal_list
 from bench.common.tables import Row, markdown_table, number, rounded
 from bench.paced.cases import tiny_model
-from bench.plain_vllm.front_end import LONG, REAL_OPTIONS, SHORT, Load, send
-from bench.plain_vllm.front_end_report import IDLE
 from bench.plain_vllm.sides import ONE_THREAD
+from bench.processes.equal_streams import LONG, SHORT, TINY_ENGINE, Load, send
+from bench.processes.front_end_report import IDLE
 from bench.serving.comparing import add_round_options, rows_in_rounds
 from bench.serving.measured import LOGS, Notes
 from bench.serving.served import served
@@ -95,7 +95,7 @@ def _rows_of_server(
     log = LOGS / NAME / f"{seed}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     rows = []
-    arguments = (str(model), *REAL_OPTIONS, "--instances", "2")
+    arguments = (str(model), *TINY_ENGINE, "--instances", "2")
     with served(arguments, log=log, environment=ONE_THREAD) as url:
         pids = _pids()
         # What is imported and made with the first requests.

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from bench.common.results_io import ROOT
-from bench.plain_vllm import memory_report as report
 from bench.plain_vllm.sides import STERNA, VLLM_LEAN
+from bench.processes import memory_report as report
 from bench.serving.comparing import QUICK_FOLDER
 
 MIB = 2**20
@@ -67,7 +67,7 @@ def test_what_sterna_adds_to_a_server_an_instance_and_a_stream() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_quick_run_finds_every_kind_of_process() -> None:
-    command = [sys.executable, "-m", "bench.plain_vllm.memory", "--quick", "--rounds", "1"]
+    command = [sys.executable, "-m", "bench.processes.memory", "--quick", "--rounds", "1"]
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=800
     )

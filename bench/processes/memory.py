@@ -26,9 +26,9 @@ from bench.common import results_io
 from bench.common.command import end_like_ctrl_c, ended
 from bench.common.machine import process_memory_bytes
 from bench.common.tables import Row
-from bench.plain_vllm import memory_report as report
-from bench.plain_vllm.front_end import Load, allow_streams, send, slow_server
 from bench.plain_vllm.sides import REPLICA_OPTIONS, SIDES, STERNA, VLLM_LEAN
+from bench.processes import memory_report as report
+from bench.processes.equal_streams import Load, allow_streams, send, slow_server
 from bench.serving.comparing import add_round_options, in_turn, rows_in_rounds
 from bench.serving.measured import LOGS, Notes
 from bench.serving.served import served

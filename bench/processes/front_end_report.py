@@ -11,8 +11,9 @@ from bench.common.comparison import Middle
 from bench.common.pages import Goal, goal_list
 from bench.common.tables import Row, markdown_table, number, rounded
 from bench.plain_vllm.sides import STERNA, VLLM
+from bench.processes import equal_streams
 
-SHORT, LONG = "requests of 1 token", "256 streams of 256 tokens"
+SHORT, LONG = equal_streams.SHORT.name, equal_streams.LONG.name
 
 LEAST_VLLM_SHARE = 0.8
 """Of what a token costs: then the rest is vLLM's, and no work on Sterna's code makes much of a

@@ -17,30 +17,34 @@ round also has a profile of each server's front end.
 import argparse
 import asyncio
 import contextlib
-import json
 import os
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
-import aiohttp
 import psutil
 
 from bench.common import py_spy, results_io
 from bench.common.command import end_like_ctrl_c, ended
 from bench.common.machine import ForeignLoad
 from bench.common.tables import Row, rounded
-from bench.paced.cases import tiny_model, write_hardware
-from bench.plain_vllm import front_end_report as report
-from bench.plain_vllm.sides import FLOAT32, ONE_INSTANCE, ONE_THREAD, STERNA, VLLM
-from bench.serving.client import NUM_SPARE_FILES, allow_files
+from bench.paced.cases import tiny_model
+from bench.plain_vllm.sides import ONE_INSTANCE, ONE_THREAD, STERNA, VLLM
+from bench.processes import front_end_report as report
+from bench.processes.equal_streams import (
+    LONG,
+    SHORT,
+    STEP_S,
+    TINY_ENGINE,
+    Load,
+    allow_streams,
+    send,
+    slow_server,
+)
 from bench.serving.comparing import add_round_options, in_turn, rows_in_rounds
 from bench.serving.measured import LOGS, Notes
 from bench.serving.served import served
-from sterna.engine.emulated.durations import StepTime
-from sterna.engine.emulated.profiles import profile
 from sterna.errors import ConfigurationError
 
 NAME = "front_end"
@@ -48,18 +52,6 @@ NAME = "front_end"
 PAGE = results_io.ROOT / "docs" / "performance.md"
 
 PARTS = ("real", "emulated")
-
-PROMPT_TOKENS = 32
-
-EVENT = b"data: "
-END = b"data: [DONE]"
-
-REAL_OPTIONS = (
-    *("--served-model-name", "small", "--max-model-len", "2048", "--block-size", "32"),
-    *("--max-num-batched-tokens", "2048", "--max-num-seqs", "256", "--enforce-eager"),
-    *("--kv-cache-memory-bytes", "500M"),
-    *FLOAT32,
-)
 
 TITLES: Mapping[str, str] = {STERNA: "_FrontendActor", VLLM: "bench.plain_vllm.vllm_command serve"}
 """What the command lines of the HTTP processes contain."""
@@ -70,31 +62,8 @@ NUM_WARM_UP = 64
 NUM_TURNS = 2
 """Of each load at each server in a round."""
 
-STEP_S = 0.5
-"""That of emulated instances: with faster ones their own steps would take all cores here."""
-
 PROFILE_S = 8
 
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Streams of one length.
-
-    Attributes:
-        name: in rows and tables.
-        num_streams: their number.
-        at_once: as many are under way all the time.
-        output_tokens: of each stream.
-    """
-
-    name: str
-    num_streams: int
-    at_once: int
-    output_tokens: int
-
-
-SHORT = Load(report.SHORT, 2_000, 32, 1)
-LONG = Load(report.LONG, 256, 256, 256)
 
 EMULATED: Sequence[tuple[int, int, Load]] = (
     (64, 1, Load("64 instances, 32 streams each", 2_048, 2_048, 64)),
@@ -140,11 +109,6 @@ def _measure(options: argparse.Namespace, rows: list[Row], folder: Path) -> None
             write()
 
 
-def allow_streams(num_streams: int) -> None:
-    """Let this process and its servers have as many connections open."""
-    allow_files(num_streams + NUM_SPARE_FILES)
-
-
 def _real_rows(model: Path, loads: Sequence[Load], seed: int, notes: Notes) -> list[Row]:
     rows: list[Row] = []
     with contextlib.ExitStack() as stack:
@@ -154,7 +118,7 @@ def _real_rows(model: Path, loads: Sequence[Load], seed: int, notes: Notes) -> l
             log.parent.mkdir(parents=True, exist_ok=True)
             program, options = ONE_INSTANCE[side]
             server = served(
-                (str(model), *REAL_OPTIONS, *options),
+                (str(model), *TINY_ENGINE, *options),
                 log=log,
                 program=program,
                 environment=ONE_THREAD,
@@ -203,26 +167,6 @@ def _emulated_row(num_instances: int, num_frontends: int, load: Load, notes: Not
     } | row
 
 
-@contextlib.contextmanager
-def slow_server(num_instances: int, num_frontends: int, load: Load, log: Path) -> Iterator[str]:
-    """A server of emulated instances with long steps, which takes all streams of the load; yields
-    its address."""
-    hardware = profile("a10-llama-7b")
-    steps = StepTime(STEP_S, 0.0, 0.0, STEP_S, STEP_S, 0.0, 0.0)
-    engine = replace(hardware.engine, num_blocks=20_000)
-    with tempfile.TemporaryDirectory() as folder:
-        slow = replace(hardware, name="slow", engine=engine, step_time=steps)
-        path = write_hardware(slow, Path(folder))
-        options = (
-            *("--engine", "emulated", "--profile", str(path), "--served-model-name", "small"),
-            *("--instances", str(num_instances), "--frontends", str(num_frontends)),
-            # By default 2,048 may wait, and others are refused.
-            *("--max-queued-requests", str(2 * load.at_once)),
-        )
-        with served(options, log=log) as url:
-            yield url
-
-
 def _loaded(url: str, load: Load, processes: Sequence[psutil.Process], notes: Notes) -> Row:
     others = ForeignLoad()
     used_s = _cpu_s(processes)
@@ -256,42 +200,6 @@ def _processes(side: str) -> list[psutil.Process]:
 
 def _cpu_s(processes: Sequence[psutil.Process]) -> float:
     return sum(sum(each.cpu_times()[:2]) for each in processes)
-
-
-async def send(url: str, load: Load) -> tuple[float, int]:
-    """Send the streams; returns the time that they took, and how many failed."""
-    places = asyncio.Semaphore(load.at_once)
-    clock = asyncio.get_running_loop().time
-    connector = aiohttp.TCPConnector(limit=0)
-    timeout = aiohttp.ClientTimeout(total=None, sock_read=600.0)
-
-    async def is_answered(session: aiohttp.ClientSession, number: int) -> bool:
-        body = {
-            **{"model": "small", "max_tokens": load.output_tokens, "stream": True},
-            **{"ignore_eos": True, "temperature": 0.0},
-            # A chunk has several tokens where the front end is late.
-            "stream_options": {"include_usage": True},
-            # Ids of words, other ones for each stream.
-            "prompt": [1_000 + (number * PROMPT_TOKENS + k) % 40_000 for k in range(PROMPT_TOKENS)],
-        }
-        last = b"{}"
-        async with places:
-            try:
-                async with session.post(f"{url}/v1/completions", json=body) as answer:
-                    async for line in answer.content:
-                        if line.startswith(EVENT) and not line.startswith(END):
-                            last = line
-            except (aiohttp.ClientError, TimeoutError):
-                return False
-        usage = json.loads(last.removeprefix(EVENT)).get("usage") or {}
-        return usage.get("completion_tokens") == load.output_tokens
-
-    async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
-        begun_s = clock()
-        answered = await asyncio.gather(
-            *(is_answered(session, number) for number in range(load.num_streams))
-        )
-        return clock() - begun_s, answered.count(False)
 
 
 def _profiled(
