@@ -151,19 +151,22 @@ def tiny_model(folder: Path) -> Path:
     return folder
 
 
-_A10, _RTX4090 = "a10-llama-7b", "rtx4090-llama-3.1-8b"
+_A10, _RTX4090, _H100 = "a10-llama-7b", "rtx4090-llama-3.1-8b", "h100-llama-3.1-8b"
 
 CASES: Mapping[str, Case] = {
     each.name: each
     for each in (
         Case("M-M, 4 instances", _A10, 2.0, 4, ("--trace", "M-M"), 4.25, 600, 6_144),
+        Case("ShareGPT, 4 instances", _A10, 2.0, 4, ("--trace", "ShareGPT"), 2.3, 460, 6_144),
+        Case("BurstGPT, 4 instances", _A10, 2.0, 4, ("--trace", "BurstGPT"), 2.55, 510, 6_144),
+        Case("ShareGPT, 8 instances", _A10, 1.0, 8, ("--trace", "ShareGPT"), 4.9, 500, 6_144),
         Case(
             "sessions, 4 instances",
-            *(_RTX4090, 1.0, 4, ("--trace", "agents", "--divide-lengths", "16"), 1.0),
-            *(300, 16_384),
+            *(_RTX4090, 1.0, 4, ("--trace", "agents", "--divide-lengths", "16"), 12.0),
+            *(1_800, 16_384),
         ),
-        Case("reasoning, 4 instances", _RTX4090, 1.0, 4, ("--trace", "reasoning"), None, 96, 6_144),
-        Case("M-M, 8 instances", _A10, 1.0, 8, ("--trace", "M-M"), 10.0, 800, 6_144),
+        Case("reasoning, 4 instances", _H100, 0.5, 4, ("--trace", "reasoning"), None, 128, 12_288),
     )
 }
-"""All of them, by name."""
+"""All of them, by name. By the predictions that stand beside their results, requests queue now and
+then with Llumnix's rules on the paper's traces: at lower rates no policy has anything to do."""
