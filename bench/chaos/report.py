@@ -57,7 +57,7 @@ def summary_of(
 
     Args:
         expected: the right tokens by question and choice.
-        num_held: how many waited at the scheduler.
+        num_held: the requests to engines that waited at the scheduler.
     """
     found = {"lost": 0, "repeated": 0, "changed": 0}
     for answer in answers:
@@ -235,7 +235,12 @@ def markdown(document: Mapping[str, Any]) -> str:
     """The table of `chaos.json`."""
     hardware, config, summary = document["hardware"], document["config"], document["summary"]
     steps, first = summary["gap_s"]["steps"], summary["wait_s"]
-    held = f" {summary['held']} waited at the scheduler." if config.get("is_crowded") else ""
+    held = ""
+    if config.get("is_crowded"):
+        held = (
+            f" {summary['held']} requests to engines (one for each choice, and another one after a "
+            "death) waited at the scheduler."
+        )
     lines = [
         f"Measured on {document['date'][:10]} at commit {document['commit']}: {hardware['cpu']}, "
         f"{hardware['num_cores']} cores; `sterna serve {' '.join(config['server'])}`, "
