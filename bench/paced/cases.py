@@ -168,5 +168,5 @@ CASES: Mapping[str, Case] = {
         Case("reasoning, 4 instances", _H100, 0.5, 4, ("--trace", "reasoning"), None, 128, 12_288),
     )
 }
-"""All of them, by name. By the predictions that stand beside their results, requests queue now and
-then with Llumnix's rules on the paper's traces: at lower rates no policy has anything to do."""
+"""All of them, by name. The rates are such that the simulator predicts some queuing with Llumnix's
+rules on the paper's traces: at lower ones it predicts nearly the same of all policies."""

@@ -1,4 +1,4 @@
-"""Log filters: the lines of libraries that are dropped, and when none are."""
+"""Log lines: those of libraries that are dropped, and when none are."""
 
 import asyncio
 import logging
