@@ -55,6 +55,9 @@ ALONE = (
 )
 """Single parts of Sterna's policy, and settings that it leaves alone, beside the paper's rules."""
 
+OF_CACHES = ("sterna:awaits_prefix=false", "sterna:holds_by_uncached=false")
+"""Of those below, what changes nothing without prefix caches."""
+
 WITHOUT = (
     "sterna:dispatch=freest",
     "sterna:binds_late=false",
@@ -64,6 +67,7 @@ WITHOUT = (
     "sterna:shares_headroom=false",
     "sterna:balance_ratio=none",
     "sterna:migrates=false",
+    *OF_CACHES,
 )
 """Sterna's policy without one of its parts."""
 
@@ -98,16 +102,19 @@ def contenders(family: str, tuned: Mapping[str, str], *, has_parts: bool) -> Seq
         tuned: the best variant of each rule (`search.tuned`).
         has_parts: whether single parts of Sterna's policy run as well.
     """
-    parts = (*ALONE, *WITHOUT, EXPECTED) if has_parts else ()
+    parts: Sequence[str] = (*ALONE, *WITHOUT, EXPECTED) if has_parts else ()
     match family:
         case "paper" | "clusters":
             others: Sequence[str] = ("infaas++", "round-robin", "vllm-dp")
             bounds: Sequence[str] = (TRUE_LENGTHS, SOLO)
         case "prefixes":
             theirs = [variant for rule, variant in tuned.items() if rule != STERNA]
-            others, parts = (*ZOO, *theirs), (*parts, AHEAD, FREEING, *COSTS) if has_parts else ()
+            others = (*ZOO, *theirs)
+            parts = (*parts, AHEAD, FREEING, *COSTS) if has_parts else ()
             bounds = (FREE_MOVES, POOLED, SOLO)
         case _:
             others = ("round-robin", "vllm-dp", *tuned.values())
             bounds = (FREE_MOVES, POOLED, SOLO)
+    if family != "prefixes":
+        parts = tuple(each for each in parts if each not in OF_CACHES)
     return list(dict.fromkeys((LLUMNIX, STERNA, *others, *parts, *bounds)))

@@ -145,6 +145,16 @@ PREFIXES = Family(
             "mooncake-conversation, full",
             _options(H100, 8, "mooncake-conversation", "--rate", "5", "--requests", "4000"),
         ),
+        Point(
+            "agents, small caches",
+            _options(
+                RTX4090,
+                4,
+                "agents",
+                *("--rate", "0.1", "--requests", "3000", "--divide-lengths", "8"),
+            ),
+            chooses=True,
+        ),
         Point("mooncake-arxiv", _options(H100, 8, "mooncake-arxiv", "--rate", "5.5")),
         Point(
             "agentic-code",

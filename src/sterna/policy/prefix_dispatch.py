@@ -5,12 +5,22 @@ of a prompt an instance has, which it has still to compute, and its memory. Thei
 less of this, or later.
 """
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 import numpy as np
 
-from sterna.config import Dynamo, LlmD, PrefixDispatch, ProductionStack, Sglang, Soonest
+from sterna.config import (
+    DispatchRule,
+    Dynamo,
+    LlmD,
+    PrefixDispatch,
+    ProductionStack,
+    Sglang,
+    Soonest,
+)
 from sterna.policy.candidate_table import (
     NUM_DISPATCHED_TOKENS,
     NUM_REQUESTS,
@@ -100,6 +110,19 @@ def _soonest(request: NewRequest, eligible: CandidateTable, rule: Soonest) -> Ch
     return Choice(chosen, eligible, cost)
 
 
+@dataclass(frozen=True, slots=True)
+class PrefixElsewhere:
+    """What an instance has of a prompt beyond another one.
+
+    Attributes:
+        saved_tokens: what the other one need not compute with it, in the time of a prompt's token.
+    """
+
+    instance_id: InstanceId
+    num_tokens: int
+    saved_tokens: float
+
+
 def prefix_to_copy(
     request: NewRequest, chosen: Candidate, rule: PrefixDispatch
 ) -> InstanceId | None:
@@ -109,18 +132,29 @@ def prefix_to_copy(
     What is saved delays neither this request nor those that run there, by the weights of the rule;
     the wait for the copy delays this one alone, and only beyond what it would queue for.
     """
-    if not isinstance(rule, Soonest) or rule.copy_token_cost is None or not request.cached:
+    if not isinstance(rule, Soonest):
         return None
-    source = max(request.cached, key=lambda each: (request.cached[each], each))
-    cached_tokens = request.cached_tokens(chosen.instance_id)
-    num_tokens = request.cached[source] - cached_tokens
-    if num_tokens <= 0:
+    elsewhere = _elsewhere(request, chosen, rule)
+    if elsewhere is None:
         return None
-    saved = _saved(request, source, chosen.instance_id, rule)
     before = _cost_before(chosen, rule)
-    wait = max(0.0, rule.copy_start_cost + rule.copy_token_cost * num_tokens - before)
+    wait = max(0.0, _copy_cost(elsewhere, rule) - before)
     others = rule.others_weight * chosen.load.num_running * (1.0 + before / rule.backlog_tokens)
-    return source if saved * (1.0 + others) > wait else None
+    return elsewhere.instance_id if elsewhere.saved_tokens * (1.0 + others) > wait else None
+
+
+def prefix_to_wait_for(
+    request: NewRequest, chosen: Candidate, rule: DispatchRule | PrefixDispatch
+) -> PrefixElsewhere | None:
+    """What another instance has of the request's prompt beyond the chosen one; None with other
+    rules than Sterna's. Where it can be copied it saves no more than its copy takes."""
+    if not isinstance(rule, Soonest):
+        return None
+    elsewhere = _elsewhere(request, chosen, rule)
+    if elsewhere is None:
+        return None
+    saved_tokens = min(elsewhere.saved_tokens, _copy_cost(elsewhere, rule))
+    return replace(elsewhere, saved_tokens=saved_tokens)
 
 
 def copies_ahead(
@@ -146,6 +180,25 @@ def is_worth_a_copy(request: NewRequest, source: InstanceId, to: InstanceId, rul
     """Whether what the source has of a prompt, and the other one has not, would take more than
     `LEAST_AHEAD` of the backlog to compute. Nothing waits for the copy itself."""
     return _saved(request, source, to, rule) > LEAST_AHEAD * rule.backlog_tokens
+
+
+def _elsewhere(request: NewRequest, chosen: Candidate, rule: Soonest) -> PrefixElsewhere | None:
+    """What the instance with most of the prompt has beyond the chosen one; None if nothing."""
+    if not request.cached:
+        return None
+    source = max(request.cached, key=lambda each: (request.cached[each], each))
+    num_tokens = request.cached[source] - request.cached_tokens(chosen.instance_id)
+    if num_tokens <= 0:
+        return None
+    saved_tokens = _saved(request, source, chosen.instance_id, rule)
+    return PrefixElsewhere(source, num_tokens, saved_tokens)
+
+
+def _copy_cost(elsewhere: PrefixElsewhere, rule: Soonest) -> float:
+    """The wait for a copy, in the time of a token; infinite if nothing is copied."""
+    if rule.copy_token_cost is None:
+        return math.inf
+    return rule.copy_start_cost + rule.copy_token_cost * elsewhere.num_tokens
 
 
 def _saved(request: NewRequest, source: InstanceId, to: InstanceId, rule: Soonest) -> float:

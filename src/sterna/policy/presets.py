@@ -71,14 +71,17 @@ STERNA = replace(
     reserves_after_s=300.0,
     growth_steps=LLUMNIX.source_freeness_steps,
     crowded_share=0.2,
+    holds_by_uncached=True,
+    awaits_prefix=True,
     shares_headroom=True,
     balance_ratio=1.2,
 )
 """Sterna's own policy (docs/policies.md). Requests go where their first tokens come soonest, prefix
-caches included, and wait at the scheduler until an instance has memory for them. While
-much waits, it has to have as much besides as those there may need before any of them would move
-away. Long outputs move while memory is plenty, too, so that all decode at the same speed. Headrooms
-are no larger than the other instances can bear (`policy.headroom`)."""
+caches included, and wait at the scheduler until an instance has memory for them; for a while, until
+the one that has their prefix has. While much waits, it has to have as much besides as those there
+may need before any of them would move away. Long outputs move while memory is plenty, too, so that
+all decode at the same speed. Headrooms are no larger than the other instances can bear
+(`policy.headroom`)."""
 
 POLICIES = (
     LLUMNIX,

@@ -22,11 +22,12 @@ from sterna.messages.reasons import DispatchReason, MoveReason
 from sterna.policy.candidate_table import TOTAL_TOKENS, CandidateTable, Choice
 from sterna.policy.dispatch import decide
 from sterna.policy.pairing import pair
+from sterna.policy.prefix_dispatch import prefix_to_wait_for
 from sterna.policy.scaling import ScaleUp, ScalingState, Terminate, towards
 from sterna.policy.scaling import decide as decide_scaling
 from sterna.policy.virtual_usage import NewRequest
 from sterna.scheduler.explanation import dispatch_reason, move_reason
-from sterna.scheduler.held_requests import HeldRequests
+from sterna.scheduler.held_requests import AwaitedPrefix, HeldRequests
 from sterna.scheduler.known_instances import KnownInstances
 from sterna.scheduler.prefix_copies import CopyPrefix, PrefixCopies, PrefixKnowledge
 from sterna.scheduler.room import Room
@@ -116,11 +117,12 @@ class GlobalScheduler:
 
     @property
     def _first_limit_s(self) -> float:
-        """When a held request may no longer wait for memory."""
+        """When a held request may no longer wait for memory, or for that of one instance."""
         first_s, limit_s = self._held.first_since_s, self._policy.hold_limit_s
-        if not self._policy.binds_late or first_s is None or limit_s is None:
+        if not self._policy.binds_late or first_s is None:
             return math.inf
-        return first_s + limit_s
+        limit_s = math.inf if limit_s is None else first_s + limit_s
+        return min(limit_s, self._held.first_prefix_limit_s)
 
     @property
     def _has_rounds(self) -> bool:
@@ -202,7 +204,11 @@ class GlobalScheduler:
         if request.request_id in self._copies:
             return []
         self._held.put(request, now_s)
-        return self._dispatch_held(now_s)
+        effects = self._dispatch_held(now_s)
+        if self._policy.holds_by_uncached and request.request_id in self._held:
+            cached = self._copies.as_new(request).cached
+            self._held.put(request, now_s, max(cached.values(), default=0))
+        return effects
 
     def on_cancel(self, request_id: RequestId, now_s: float) -> list[Effect]:
         """A front end no longer needs an instance for the request, or never sent it there."""
@@ -319,6 +325,7 @@ class GlobalScheduler:
         `PolicyConfig.reserves_after_s`.
         """
         self._instances.drop_expired(now_s)
+        self._held.end_waits_for_prefixes(now_s)
         effects: list[Effect] = []
         room = self._room() if self._policy.binds_late else None
         if room is not None and not self._may_fit(room, now_s):
@@ -333,11 +340,15 @@ class GlobalScheduler:
                         self._kept_free = room.roomiest
                         room = self._room(self._kept_free)
                     continue
+                if self._still_awaits_prefix(request, room):
+                    continue
                 candidates = room.candidates_for(request.demand_tokens)
             new = self._copies.as_new(request)
             choice = decide(new, candidates, self._policy)
             if choice is None:
                 break
+            if room is not None and self._awaits_prefix(request, new, choice, room, now_s):
+                continue
             effects.append(self._bind(request, new, choice, now_s))
             if room is not None:
                 if not self._held:
@@ -381,6 +392,27 @@ class GlobalScheduler:
             return False
         limit_s = self._policy.hold_limit_s
         return limit_s is None or now_s < self._held.since_s(request.request_id) + limit_s
+
+    def _still_awaits_prefix(self, request: DispatchRequest, room: Room) -> bool:
+        instance_id = self._held.awaited_prefix(request.request_id)
+        return instance_id is not None and room.is_short_of(request.demand_tokens, instance_id)
+
+    def _awaits_prefix(
+        self, request: DispatchRequest, new: NewRequest, choice: Choice, room: Room, now_s: float
+    ) -> bool:
+        """Whether a held request waits on, although the chosen instance has memory for it: for one
+        that has more of its prompt, and none yet. See `PolicyConfig.awaits_prefix`."""
+        rate = self._policy.ageing_tokens_per_s
+        if not self._policy.awaits_prefix or choice.by_headroom or not rate:
+            return False
+        elsewhere = prefix_to_wait_for(new, choice.chosen, self._policy.dispatch)
+        if elsewhere is None or not room.is_short_of(request.demand_tokens, elsewhere.instance_id):
+            return False
+        until_s = self._held.since_s(request.request_id) + elsewhere.saved_tokens / rate
+        if now_s >= until_s:
+            return False
+        self._held.await_prefix(request.request_id, AwaitedPrefix(elsewhere.instance_id, until_s))
+        return True
 
     def _may_fit(self, room: Room, now_s: float) -> bool:
         """Whether any of the held requests may be dispatched: with many of them, most load reports
