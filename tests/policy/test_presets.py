@@ -97,6 +97,7 @@ def test_sternas_own_policy_is_the_papers_with_rules_of_its_own() -> None:
         name for name in LLUMNIX.__slots__ if getattr(LLUMNIX, name) != getattr(STERNA, name)
     }
     late = {"binds_late", "reserves_after_s", "growth_steps", "crowded_share"}
+    late |= {"awaits_prefix", "holds_by_uncached"}
     assert differing == {"name", "dispatch", *late, "shares_headroom", "balance_ratio"}
     # What a request leaves to others is the freeness below which they move away.
     assert STERNA.growth_steps == STERNA.source_freeness_steps

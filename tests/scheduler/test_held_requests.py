@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from sterna.config import PolicyConfig
 from sterna.messages.actors import DispatchRequest
 from sterna.policy.presets import LLUMNIX, STERNA
-from sterna.scheduler.held_requests import HeldRequests
-from sterna.types import HIGH, NORMAL, Priority
+from sterna.scheduler.held_requests import AwaitedPrefix, HeldRequests
+from sterna.types import HIGH, NORMAL, InstanceId, Priority, RequestId
 from tests.scheduler.test_global_scheduler import ask
 
 POLICIES = (LLUMNIX, replace(STERNA, ageing_tokens_per_s=64.0))
@@ -66,3 +66,24 @@ def test_the_line_is_sorted_by_class_aged_demand_and_arrival(
         assert held.largest_tokens == max(demands_tokens, default=None)
         assert held.first_since_s == min([since_s for _, since_s in known.values()], default=None)
         assert len(held) == len(known)
+
+
+def test_a_wait_for_a_prefix_ends_when_its_time_has_come_or_the_request_goes() -> None:
+    held = HeldRequests(STERNA)
+    for number in range(3):
+        held.put(ask(f"r{number}"), 0.0)
+        awaited = AwaitedPrefix(InstanceId("i0"), 3.0 - number)
+        held.await_prefix(RequestId(f"r{number}"), awaited)
+    held.await_prefix(RequestId("r0"), AwaitedPrefix(InstanceId("i1"), 5.0))
+    assert held.first_prefix_limit_s == 1.0
+    held.end_waits_for_prefixes(0.9)
+    held.take(RequestId("r2"))
+    assert held.first_prefix_limit_s == 2.0
+    held.end_waits_for_prefixes(2.0)
+    assert [held.awaited_prefix(RequestId(f"r{number}")) for number in range(3)] == [
+        "i1",
+        None,
+        None,
+    ]
+    assert held.first_prefix_limit_s == 5.0
+    assert len(held) == 2
