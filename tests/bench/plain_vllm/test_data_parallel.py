@@ -15,9 +15,15 @@ from bench.serving.comparing import QUICK_FOLDER
 COMMAND = [sys.executable, "-m", "bench.plain_vllm.data_parallel"]
 
 
-def row(side: str, seed: int, replicas: int = 2, **values: float | None) -> dict[str, Any]:
+def row(
+    side: str,
+    seed: int,
+    replicas: int = 2,
+    load: str = report.AS_THEY_COME,
+    **values: float | None,
+) -> dict[str, Any]:
     ones: dict[str, Any] = dict.fromkeys(report.SHOWN, 1.0)
-    return {"side": side, "seed": seed, "replicas": replicas, **ones, **values}
+    return {"side": side, "seed": seed, "replicas": replicas, "load": load, **ones, **values}
 
 
 def test_the_tables_have_means_and_factors_of_each_number_of_replicas() -> None:
@@ -29,13 +35,29 @@ def test_the_tables_have_means_and_factors_of_each_number_of_replicas() -> None:
         *(row(STERNA, 1, replicas=3), row(VLLM, 1, replicas=3, ttft_mean_s=5.0)),
     ]
     text = report.markdown(rows)
-    two, three = text.split("**3 replicas**, means over 1 rounds:")
-    assert "**2 replicas**, means over 2 rounds:" in two
+    two, three = text.split("**3 replicas, requests as they come**, means over 1 rounds:")
+    assert "**2 replicas, requests as they come**, means over 2 rounds:" in two
     assert f"| {STERNA} | 0.500 |" in two
     assert f"| {VLLM} | 2.00 [1.00, 4.00] | 1.00 [1.00, 1.00] |" in two
     assert f"| {VLLM} | 5.00 |" in three
     assert f"- **{VLLM}**: " in text
     assert VLLM_LEAN not in text
+
+
+def test_throughput_is_judged_at_once_and_first_tokens_as_requests_come() -> None:
+    """By hand: 90 tokens a second to vLLM's 100, and a P99 TTFT of 2 s to its 3."""
+    rows = [
+        row(STERNA, 1, ttft_p99_s=2.0, output_tokens_per_s=50.0),
+        row(VLLM, 1, ttft_p99_s=3.0, output_tokens_per_s=50.0),
+        row(STERNA, 1, load=report.AT_ONCE, ttft_p99_s=9.0, output_tokens_per_s=90.0),
+        row(VLLM, 1, load=report.AT_ONCE, output_tokens_per_s=100.0),
+    ]
+    found = report.summary(rows)
+    assert found["ratios"] == [
+        {"replicas": 2, "side": VLLM, "throughput_ratio": 0.9, "ttft_p99_ratio": 1.5}
+    ]
+    assert [each["is_reached"] for each in found["goals"]] == [False, True]
+    assert f"2 replicas, against {VLLM}: P99 TTFT" in report.markdown(rows)
 
 
 @pytest.mark.parametrize("options", [("--sides", "paprika"), ("--replicas", "9")])
@@ -56,6 +78,6 @@ def test_a_quick_run_has_a_row_for_each_side() -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     rows = json.loads((QUICK_FOLDER / "data_parallel.json").read_text())["rows"]
-    assert [each["side"] for each in rows] == list(SIDES)
-    assert [each["failed"] for each in rows] == [0] * len(SIDES)
+    assert [each["side"] for each in rows] == [*SIDES, *SIDES]
+    assert {each["failed"] for each in rows} == {0}
     assert all(each["tpot_mean_s"] > 0 for each in rows)
