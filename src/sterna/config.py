@@ -150,8 +150,8 @@ class Soonest:
         copy_token_cost: a token of the KV cache that is copied from another instance: 0.6 to 1.0.
             What only another instance has of a prompt is copied where that takes less than to
             compute it. None: nothing is copied.
-        copy_start_cost: the wait for a copy besides, for the ends of the steps under way on both
-            instances: half of one of 2,048 tokens on each, in the mean.
+        copy_start_cost: the wait for a copy besides: for the ends of the steps under way on both
+            instances, and several times that, since a copy holds memory on both.
     """
 
     horizon_steps: float = 32.0
@@ -163,7 +163,7 @@ class Soonest:
     kv_token_cost: float = 0.003
     looks_at_caches: bool = True
     copy_token_cost: float | None = None
-    copy_start_cost: float = 2_048.0
+    copy_start_cost: float = 8_000.0
 
     def __post_init__(self) -> None:
         for each in fields(self):
