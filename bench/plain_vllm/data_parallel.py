@@ -19,6 +19,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from bench.common import results_io
 from bench.common.command import end_like_ctrl_c, ended
 from bench.common.tables import Row, rounded, statistic
@@ -111,7 +113,8 @@ def _workload(load: str, seed: int, *, is_quick: bool) -> Workload:
 
 
 def _metrics(done: Measured) -> Row:
-    summary = done.run.summary()
+    summary, records = done.run.summary(), done.run.records
+    num_tokens = float(records.output_tokens[~np.isnan(records.end_s)].sum())
     return {
         "n": summary.num_completed,
         "failed": summary.num_requests - summary.num_completed,
@@ -122,9 +125,7 @@ def _metrics(done: Measured) -> Row:
         "gap_max_s": statistic(summary.largest_gap_s, "max"),
         "request_mean_s": statistic(summary.request_s, "mean"),
         "makespan_s": rounded(summary.simulated_s),
-        "output_tokens_per_s": rounded(
-            float(done.run.records.output_tokens.sum()) / summary.simulated_s
-        ),
+        "output_tokens_per_s": rounded(num_tokens / summary.simulated_s) if num_tokens else None,
         "foreign_cores": done.foreign_cores,
     }
 

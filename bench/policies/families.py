@@ -171,7 +171,7 @@ PREFIXES = Family(
     ),
 )
 
-SESSIONS = ("agents", "agentic-code")
+SESSIONS = ("agents", "agents, small caches", "agentic-code")
 """Those whose requests are turns, almost all of them."""
 
 REASONING_RATES = (2.5, 3, 3.5, 4)

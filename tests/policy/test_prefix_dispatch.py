@@ -371,10 +371,10 @@ def test_what_another_instance_has_beyond_the_chosen_one_is_worth_a_wait() -> No
     rule = replace(COPYING, copy_token_cost=None)
     asked = prompt(1_000, a=300, b=100, c=700)
     assert prefix_to_wait_for(asked, instance("b"), rule) == PrefixElsewhere(
-        InstanceId("c"), 600, 600.0
+        (InstanceId("c"),), 600, 600.0
     )
     by_pairs = prefix_to_wait_for(asked, instance("b"), replace(rule, pair_cost=0.01))
-    assert by_pairs == PrefixElsewhere(InstanceId("c"), 600, 600.0 + 4_800.0)
+    assert by_pairs == PrefixElsewhere((InstanceId("c"),), 600, 600.0 + 4_800.0)
     for chosen in ("c", "d"):
         known = prompt(1_000) if chosen == "d" else asked
         assert prefix_to_wait_for(known, instance(chosen), rule) is None
@@ -384,7 +384,7 @@ def test_what_can_be_copied_is_worth_no_longer_a_wait_than_its_copy() -> None:
     """By hand: 100 + 0.5 x 600 in place of 600; 100 tokens are sooner computed."""
     for num_tokens, saved_tokens in ((600, 400.0), (100, 100.0)):
         elsewhere = prefix_to_wait_for(prompt(1_000, a=num_tokens), instance("b"), COPYING)
-        assert elsewhere == PrefixElsewhere(InstanceId("a"), num_tokens, saved_tokens)
+        assert elsewhere == PrefixElsewhere((InstanceId("a"),), num_tokens, saved_tokens)
 
 
 def test_rules_of_others_wait_for_no_prefix() -> None:

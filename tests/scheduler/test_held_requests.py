@@ -1,5 +1,6 @@
 """The line of requests at the global scheduler."""
 
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from sterna.config import PolicyConfig
 from sterna.messages.actors import DispatchRequest
 from sterna.policy.presets import LLUMNIX, STERNA
-from sterna.scheduler.held_requests import AwaitedPrefix, HeldRequests
+from sterna.scheduler.held_requests import HeldRequests
 from sterna.types import HIGH, NORMAL, InstanceId, Priority, RequestId
 from tests.scheduler.test_global_scheduler import ask
 
@@ -68,22 +69,43 @@ def test_the_line_is_sorted_by_class_aged_demand_and_arrival(
         assert len(held) == len(known)
 
 
-def test_a_wait_for_a_prefix_ends_when_its_time_has_come_or_the_request_goes() -> None:
+def in_line(held: HeldRequests) -> list[str]:
+    return [each.request_id for each in held.in_line()]
+
+
+def test_those_that_wait_for_their_prefix_are_out_of_the_line_until_their_time_has_come() -> None:
     held = HeldRequests(STERNA)
     for number in range(3):
-        held.put(ask(f"r{number}"), 0.0)
-        awaited = AwaitedPrefix(InstanceId("i0"), 3.0 - number)
-        held.await_prefix(RequestId(f"r{number}"), awaited)
-    held.await_prefix(RequestId("r0"), AwaitedPrefix(InstanceId("i1"), 5.0))
-    assert held.first_prefix_limit_s == 1.0
-    held.end_waits_for_prefixes(0.9)
-    held.take(RequestId("r2"))
-    assert held.first_prefix_limit_s == 2.0
-    held.end_waits_for_prefixes(2.0)
-    assert [held.awaited_prefix(RequestId(f"r{number}")) for number in range(3)] == [
-        "i1",
-        None,
-        None,
-    ]
-    assert held.first_prefix_limit_s == 5.0
-    assert len(held) == 2
+        held.put(ask(f"r{number}", 160 + 16 * number), float(number))
+    assert (held.smallest_tokens, held.total_tokens, held.first_since_s) == (160, 528, 0.0)
+    held.await_prefix(RequestId("r0"), [InstanceId("i0")], 5.0)
+    held.await_prefix(RequestId("r2"), [InstanceId("i0"), InstanceId("i1")], 4.0)
+    assert in_line(held) == ["r1"]
+    assert (held.smallest_tokens, held.largest_tokens, held.total_tokens) == (176, 176, 176)
+    assert (held.smallest_of_all_tokens, held.first_since_s, len(held)) == (160, 1.0, 3)
+    assert held.first_prefix_limit_s == 4.0
+    held.end_overdue_waits(4.0)
+    assert in_line(held) == ["r1", "r2"]
+    assert list(held.awaited_instances) == ["i0"]
+    assert held.take(RequestId("r0")) == 0.0
+    assert (held.first_prefix_limit_s, list(held.awaited_instances)) == (math.inf, [])
+
+
+def test_as_many_are_back_in_line_as_their_instance_has_memory_for() -> None:
+    held = HeldRequests(STERNA)
+    for name, demand_tokens in (("a", 320), ("b", 480), ("c", 160), ("d", 160)):
+        held.put(ask(name, demand_tokens), 0.0)
+        held.await_prefix(RequestId(name), [InstanceId("i0")], 9.0)
+    held.end_waits_for(InstanceId("other"), 10_000.0)
+    assert in_line(held) == []
+    held.end_waits_for(InstanceId("i0"), 490.0)
+    assert in_line(held) == ["c", "a"]
+
+
+def test_one_that_is_put_again_waits_in_line() -> None:
+    held = HeldRequests(STERNA)
+    held.put(ask("r"), 0.0)
+    held.await_prefix(RequestId("r"), [InstanceId("i0")], 9.0)
+    held.put(ask("r", 320), 1.0)
+    assert (in_line(held), held.total_tokens, held.first_prefix_limit_s) == (["r"], 320, math.inf)
+    assert held.since_s(RequestId("r")) == 0.0

@@ -1,6 +1,6 @@
 """A request waits for the memory of the instance that has its prefix, as long as that pays."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -8,9 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from sterna.config import PolicyConfig, Soonest
+from sterna.config import PolicyConfig, ScalingConfig, Soonest
 from sterna.messages.actors import DispatchRequest
+from sterna.policy.own import Policy
 from sterna.policy.presets import STERNA
+from sterna.policy.scaling import ScaleUp
+from sterna.policy.virtual_usage import Candidate, NewRequest
 from sterna.scheduler.global_scheduler import GlobalScheduler
 from sterna.types import InstanceId, InstanceView, Priority, RequestId
 from tests.policy.builders import M, evenly_loaded, instance, report
@@ -152,6 +155,72 @@ def test_what_is_cached_does_not_count_in_line() -> None:
         assert sent[0] == (first, "i0")
 
 
+def test_it_goes_to_whichever_of_those_with_most_of_it_has_memory_first() -> None:
+    core = scheduler(full("i0"), full("i1"), full("i2", PROMPT), r={"i0": 1_000, "i1": 1_000})
+    assert core.on_request(prompt("r"), 0.0) == []
+    assert places(core.on_load(report(full("i0", PROMPT), sequence=2), 1.0)) == [("r", "i0")]
+
+
+def test_one_that_does_not_fit_there_or_must_go_leaves_the_wait_to_others() -> None:
+    core = scheduler(full("i0"), full("i1", 3_200), a={"i0": 800}, b={"i0": 800})
+    assert core.on_request(prompt("a"), 0.0) == []
+    assert core.on_request(prompt("b"), 0.0) == []
+    core.on_cancel(RequestId("a"), 0.5)
+    assert core.next_deadline_s == 8.0
+    assert core.on_load(report(full("i0", PROMPT - 16), sequence=2), 1.0) == []
+    assert places(core.on_load(report(full("i0", PROMPT), sequence=3), 1.5)) == [("b", "i0")]
+
+
+def test_asking_again_does_not_begin_the_wait_anew() -> None:
+    core = scheduler(r={"i0": 1_000})
+    assert core.on_request(prompt("r"), 0.0) == []
+    assert core.on_request(prompt("r"), 4.0) == []
+    assert (core.num_held, core.next_deadline_s) == (1, 10.0)
+
+
+def test_a_limit_of_holding_ends_the_wait_as_well() -> None:
+    core = scheduler(policy=replace(WAITING, hold_limit_s=2.0), r={"i0": 1_000})
+    assert core.on_request(prompt("r"), 0.0) == []
+    assert core.next_deadline_s == 2.0
+    assert places(core.on_tick(2.0)) == [("r", "i1")]
+
+
+def test_an_instance_that_is_to_end_is_not_waited_for() -> None:
+    core = scheduler(r={"i0": 1_000})
+    assert core.on_request(prompt("r"), 0.0) == []
+    core.set_terminating(InstanceId("i0"), True)
+    assert places(core.on_load(report(full("i0"), sequence=2), 1.0)) == [("r", "i1")]
+    core = scheduler(r={"i0": 1_000})
+    core.set_terminating(InstanceId("i0"), True)
+    assert places(core.on_request(prompt("r"), 0.0)) == [("r", "i1")]
+
+
+def test_a_class_above_normal_does_not_wait() -> None:
+    core = scheduler(r={"i0": 1_000})
+    urgent = structs.replace(prompt("r"), scheduling_priority=1)
+    assert places(core.on_request(urgent, 0.0)) == [("r", "i1")]
+
+
+def test_a_decision_of_ones_own_is_not_put_off() -> None:
+    class Last(Policy):
+        base = "sterna"
+
+        def dispatch(self, request: NewRequest, instances: Sequence[Candidate]) -> InstanceId:
+            return instances[-1].instance_id
+
+    core = scheduler(policy=Last().as_config(), r={"i0": 1_000})
+    assert places(core.on_request(prompt("r"), 0.0)) == [("r", "i1")]
+
+
+def test_no_instance_is_added_for_a_request_that_waits_for_its_prefix() -> None:
+    scaling = ScalingConfig(max_instances=4, low_freeness_steps=0.0, high_freeness_steps=1e9)
+    core = GlobalScheduler(WAITING, now_s=0.0, scaling=scaling, prefixes=Known(r={"i0": 1_000}))
+    for view in (full("i0"), instance("i1")):
+        core.on_load(report(view, WAITING), 0.0)
+    assert core.on_request(prompt("r"), 0.0) == []
+    assert not any(isinstance(each, ScaleUp) for each in core.on_tick(scaling.starved_after_s + 1))
+
+
 @settings(max_examples=200)
 @given(st.data())
 def test_no_request_waits_for_a_prefix_without_a_deadline_and_none_for_ever(
@@ -162,7 +231,9 @@ def test_no_request_waits_for_a_prefix_without_a_deadline_and_none_for_ever(
     names = [f"r{number}" for number in range(4)]
     tokens = st.integers(0, 100).map(lambda blocks: 16 * blocks)
     where = st.dictionaries(st.sampled_from(["i0", "i1", "i2"]), tokens)
-    core = scheduler(full("i0"), full("i1"), full("i2"), **{n: data.draw(where) for n in names})
+    policy = replace(WAITING, hold_limit_s=data.draw(st.sampled_from([None, 3.0])))
+    views = full("i0"), full("i1"), full("i2")
+    core = scheduler(*views, policy=policy, **{n: data.draw(where) for n in names})
     now_s, sequences = 0.0, dict.fromkeys(("i0", "i1", "i2"), 1)
     free = dict.fromkeys(sequences, 0)
     for _ in range(data.draw(st.integers(1, 12))):
@@ -175,6 +246,8 @@ def test_no_request_waits_for_a_prefix_without_a_deadline_and_none_for_ever(
             sequences[name] += 1
             free[name] = data.draw(st.sampled_from([0, 480, PROMPT, 3_200]))
             core.on_load(report(full(name, free[name]), sequence=sequences[name]), now_s)
+        if data.draw(st.booleans()):
+            core.on_cancel(RequestId(data.draw(st.sampled_from(names))), now_s)
         core.on_tick(now_s)
         deadline_s = core.next_deadline_s
         assert deadline_s is None or deadline_s > now_s

@@ -109,6 +109,11 @@ class CandidateTable(Sequence[Candidate]):
             return self._whole.of(instance_id)
         return self._every[self._row_of[instance_id]]
 
+    def find(self, instance_id: InstanceId) -> Candidate | None:
+        """The instance of this id; None if it is not in the table. Not in a part of a table."""
+        row = self._row_of.get(instance_id)
+        return None if row is None else self._every[row]
+
     def spread(self, of_instances: Mapping[InstanceId, float]) -> Column:
         """A number of each instance from those that have one; 0 for the others."""
         if self._whole is not None:

@@ -112,13 +112,15 @@ def _soonest(request: NewRequest, eligible: CandidateTable, rule: Soonest) -> Ch
 
 @dataclass(frozen=True, slots=True)
 class PrefixElsewhere:
-    """What an instance has of a prompt beyond another one.
+    """What instances have of a prompt beyond another one.
 
     Attributes:
-        saved_tokens: what the other one need not compute with it, in the time of a prompt's token.
+        instances: those that have most of it.
+        num_tokens: of the prompt.
+        saved_tokens: what the other one need not compute with these, in the time of a token.
     """
 
-    instance_id: InstanceId
+    instances: tuple[InstanceId, ...]
     num_tokens: int
     saved_tokens: float
 
@@ -140,7 +142,7 @@ def prefix_to_copy(
     before = _cost_before(chosen, rule)
     wait = max(0.0, _copy_cost(elsewhere, rule) - before)
     others = rule.others_weight * chosen.load.num_running * (1.0 + before / rule.backlog_tokens)
-    return elsewhere.instance_id if elsewhere.saved_tokens * (1.0 + others) > wait else None
+    return max(elsewhere.instances) if elsewhere.saved_tokens * (1.0 + others) > wait else None
 
 
 def prefix_to_wait_for(
@@ -183,15 +185,16 @@ def is_worth_a_copy(request: NewRequest, source: InstanceId, to: InstanceId, rul
 
 
 def _elsewhere(request: NewRequest, chosen: Candidate, rule: Soonest) -> PrefixElsewhere | None:
-    """What the instance with most of the prompt has beyond the chosen one; None if nothing."""
+    """What the instances with most of the prompt have beyond the chosen one; None if nothing."""
     if not request.cached:
         return None
-    source = max(request.cached, key=lambda each: (request.cached[each], each))
-    num_tokens = request.cached[source] - request.cached_tokens(chosen.instance_id)
+    most_tokens = max(request.cached.values())
+    num_tokens = most_tokens - request.cached_tokens(chosen.instance_id)
     if num_tokens <= 0:
         return None
-    saved_tokens = _saved(request, source, chosen.instance_id, rule)
-    return PrefixElsewhere(source, num_tokens, saved_tokens)
+    instances = tuple([each for each, tokens in request.cached.items() if tokens == most_tokens])
+    saved_tokens = _saved(request, instances[0], chosen.instance_id, rule)
+    return PrefixElsewhere(instances, num_tokens, saved_tokens)
 
 
 def _copy_cost(elsewhere: PrefixElsewhere, rule: Soonest) -> float:

@@ -25,9 +25,9 @@ from sterna.policy.pairing import pair
 from sterna.policy.prefix_dispatch import prefix_to_wait_for
 from sterna.policy.scaling import ScaleUp, ScalingState, Terminate, towards
 from sterna.policy.scaling import decide as decide_scaling
-from sterna.policy.virtual_usage import NewRequest
+from sterna.policy.virtual_usage import Candidate, NewRequest
 from sterna.scheduler.explanation import dispatch_reason, move_reason
-from sterna.scheduler.held_requests import AwaitedPrefix, HeldRequests
+from sterna.scheduler.held_requests import HeldRequests
 from sterna.scheduler.known_instances import KnownInstances
 from sterna.scheduler.prefix_copies import CopyPrefix, PrefixCopies, PrefixKnowledge
 from sterna.scheduler.room import Room
@@ -118,11 +118,11 @@ class GlobalScheduler:
     @property
     def _first_limit_s(self) -> float:
         """When a held request may no longer wait for memory, or for that of one instance."""
-        first_s, limit_s = self._held.first_since_s, self._policy.hold_limit_s
-        if not self._policy.binds_late or first_s is None:
-            return math.inf
-        limit_s = math.inf if limit_s is None else first_s + limit_s
-        return min(limit_s, self._held.first_prefix_limit_s)
+        limit_s, first_s = self._held.first_prefix_limit_s, self._held.first_since_s
+        hold_limit_s = self._policy.hold_limit_s
+        if self._policy.binds_late and first_s is not None and hold_limit_s is not None:
+            limit_s = min(limit_s, first_s + hold_limit_s)
+        return limit_s
 
     @property
     def _has_rounds(self) -> bool:
@@ -181,7 +181,7 @@ class GlobalScheduler:
     @property
     def smallest_held_tokens(self) -> int | None:
         """The memory with which an instance could admit a held request; None without any."""
-        return self._held.smallest_tokens
+        return self._held.smallest_of_all_tokens
 
     @property
     def growth_steps(self) -> float:
@@ -203,12 +203,12 @@ class GlobalScheduler:
         """
         if request.request_id in self._copies:
             return []
-        self._held.put(request, now_s)
-        effects = self._dispatch_held(now_s)
-        if self._policy.holds_by_uncached and request.request_id in self._held:
-            cached = self._copies.as_new(request).cached
-            self._held.put(request, now_s, max(cached.values(), default=0))
-        return effects
+        new = self._copies.as_new(request)
+        self._hold(request, new, now_s)
+        return self._dispatch_held(now_s, asked={request.request_id: new})
+
+    def _hold(self, request: DispatchRequest, new: NewRequest, now_s: float) -> None:
+        self._held.put(request, now_s, max(new.cached.values(), default=0))
 
     def on_cancel(self, request_id: RequestId, now_s: float) -> list[Effect]:
         """A front end no longer needs an instance for the request, or never sent it there."""
@@ -240,11 +240,13 @@ class GlobalScheduler:
 
     def on_loads(self, loads: Iterable[InstanceLoad], now_s: float) -> list[Effect]:
         """Instances report together: see `on_load`."""
+        reported = []
         for load in loads:
+            reported.append(load.instance_id)
             if self._instances.take_in(load) and load.last_dispatch >= self._next_number:
                 # A predecessor's dispatch may still arrive; those of this scheduler must be later.
                 self._next_number = load.last_dispatch + 1
-        return self._dispatch_held(now_s) if self._held else []
+        return self._dispatch_held(now_s, reported) if self._held else []
 
     def on_instance_joined(self, instance_id: InstanceId, now_s: float) -> list[Effect]:
         """An instance is starting; it takes part from its first load report on."""
@@ -285,10 +287,10 @@ class GlobalScheduler:
             request_id = awaited.request.request_id
             if awaited.instance_id == gone:
                 self._copies.take(request_id)
-                self._held.put(awaited.request, now_s)
+                self._hold(awaited.request, awaited.new, now_s)
             else:
                 effects += self.on_prefix_done(request_id, now_s)
-        return [*effects, *(self._dispatch_held(now_s) if self._held else [])]
+        return [*effects, *(self._dispatch_held(now_s, [gone]) if self._held else [])]
 
     def on_frontend_left(self, frontend_id: FrontendId, now_s: float) -> list[Effect]:
         """A front end died, and its requests with it, held and in flight."""
@@ -318,14 +320,23 @@ class GlobalScheduler:
         effects += self._copies.copy_ahead(self.candidates, now_s)
         return effects + self._scale(now_s)
 
-    def _dispatch_held(self, now_s: float) -> list[Effect]:
+    def _dispatch_held(
+        self,
+        now_s: float,
+        reported: Iterable[InstanceId] = (),
+        asked: Mapping[RequestId, NewRequest] = MappingProxyType({}),
+    ) -> list[Effect]:
         """Dispatch the held requests that can be, in their order.
 
         With late binding those for which no instance has memory are passed over; but see
         `PolicyConfig.reserves_after_s`.
+
+        Args:
+            reported: instances whose state may have changed.
+            asked: what is known of the request that has just come.
         """
         self._instances.drop_expired(now_s)
-        self._held.end_waits_for_prefixes(now_s)
+        self._end_waits(reported, now_s)
         effects: list[Effect] = []
         room = self._room() if self._policy.binds_late else None
         if room is not None and not self._may_fit(room, now_s):
@@ -340,14 +351,14 @@ class GlobalScheduler:
                         self._kept_free = room.roomiest
                         room = self._room(self._kept_free)
                     continue
-                if self._still_awaits_prefix(request, room):
-                    continue
                 candidates = room.candidates_for(request.demand_tokens)
-            new = self._copies.as_new(request)
+            new = asked.get(request.request_id) or self._copies.as_new(request)
             choice = decide(new, candidates, self._policy)
             if choice is None:
                 break
-            if room is not None and self._awaits_prefix(request, new, choice, room, now_s):
+            if candidates is not self.candidates and self._awaits_prefix(
+                request, new, choice, now_s
+            ):
                 continue
             effects.append(self._bind(request, new, choice, now_s))
             if room is not None:
@@ -393,26 +404,51 @@ class GlobalScheduler:
         limit_s = self._policy.hold_limit_s
         return limit_s is None or now_s < self._held.since_s(request.request_id) + limit_s
 
-    def _still_awaits_prefix(self, request: DispatchRequest, room: Room) -> bool:
-        instance_id = self._held.awaited_prefix(request.request_id)
-        return instance_id is not None and room.is_short_of(request.demand_tokens, instance_id)
-
     def _awaits_prefix(
-        self, request: DispatchRequest, new: NewRequest, choice: Choice, room: Room, now_s: float
+        self, request: DispatchRequest, new: NewRequest, choice: Choice, now_s: float
     ) -> bool:
-        """Whether a held request waits on, although the chosen instance has memory for it: for one
-        that has more of its prompt, and none yet. See `PolicyConfig.awaits_prefix`."""
-        rate = self._policy.ageing_tokens_per_s
-        if not self._policy.awaits_prefix or choice.by_headroom or not rate:
+        """Have a held request wait on, although the chosen instance has memory for it, if others
+        have more of its prompt and none; see `PolicyConfig.awaits_prefix`."""
+        policy = self._policy
+        rate = policy.ageing_tokens_per_s
+        is_urgent = policy.counts_as(request.scheduling_priority) > NORMAL
+        if not policy.awaits_prefix or not rate or is_urgent or policy.own is not None:
             return False
-        elsewhere = prefix_to_wait_for(new, choice.chosen, self._policy.dispatch)
-        if elsewhere is None or not room.is_short_of(request.demand_tokens, elsewhere.instance_id):
+        elsewhere = prefix_to_wait_for(new, choice.chosen, policy.dispatch)
+        if elsewhere is None or choice.by_headroom:
             return False
-        until_s = self._held.since_s(request.request_id) + elsewhere.saved_tokens / rate
-        if now_s >= until_s:
+        since_s = self._held.since_s(request.request_id)
+        until_s = since_s + elsewhere.saved_tokens / rate
+        if policy.hold_limit_s is not None:
+            until_s = min(until_s, since_s + policy.hold_limit_s)
+        full = []
+        for candidate in map(self.candidates.find, elsewhere.instances):
+            if candidate is not None and self._could_hold(candidate, request):
+                if self._room_of(candidate) >= request.demand_tokens:
+                    return False
+                full.append(candidate.instance_id)
+        if not full or now_s >= until_s:
             return False
-        self._held.await_prefix(request.request_id, AwaitedPrefix(elsewhere.instance_id, until_s))
+        self._held.await_prefix(request.request_id, full, until_s)
         return True
+
+    def _could_hold(self, candidate: Candidate, request: DispatchRequest) -> bool:
+        load = candidate.load
+        return not load.is_terminating and request.demand_tokens <= load.total_tokens
+
+    def _room_of(self, candidate: Candidate) -> float:
+        return candidate.room_tokens - self.growth_steps * candidate.num_requests
+
+    def _end_waits(self, reported: Iterable[InstanceId], now_s: float) -> None:
+        """Those that wait for one of these instances are back in line if it has memory for them, or
+        is to get no requests; and so are those that have waited long enough."""
+        self._held.end_overdue_waits(now_s)
+        for instance_id in reported:
+            if instance_id in self._held.awaited_instances:
+                candidate, room_tokens = self.candidates.find(instance_id), math.inf
+                if candidate is not None and not candidate.load.is_terminating:
+                    room_tokens = self._room_of(candidate)
+                self._held.end_waits_for(instance_id, room_tokens)
 
     def _may_fit(self, room: Room, now_s: float) -> bool:
         """Whether any of the held requests may be dispatched: with many of them, most load reports

@@ -63,12 +63,5 @@ class Room:
         """Those that have room for a request."""
         return self.candidates.where(self.tokens >= demand_tokens)
 
-    def is_short_of(self, demand_tokens: int, instance_id: InstanceId) -> bool:
-        """Whether this instance could hold a request, and has no room for it now. False if it may
-        get none."""
-        is_this = self.candidates.spread({instance_id: 1.0}) > 0
-        could = self.candidates.column(TOTAL_TOKENS) >= demand_tokens
-        return bool(np.any(is_this & could & (self.tokens < demand_tokens)))
-
 
 NO_ROOM = Room(CandidateTable(), NO_COLUMN, 0, 0, None)

@@ -120,10 +120,14 @@ class Scheduler:
         self._carry_out(self._core.on_tick(time.monotonic()))
 
     def _schedule_tick(self) -> None:
-        if self._timer is not None:
-            return
         deadline_s = self._core.next_deadline_s
         if deadline_s is None:
             return
-        delay_s = max(0.0, deadline_s - time.monotonic())
-        self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
+        loop = asyncio.get_running_loop()
+        when_s = loop.time() + max(0.0, deadline_s - time.monotonic())
+        if self._timer is not None:
+            # A request that begins to wait may be due before what the timer is set for.
+            if self._timer.when() <= when_s:
+                return
+            self._timer.cancel()
+        self._timer = loop.call_at(when_s, self._tick)

@@ -205,8 +205,7 @@ class Simulation:
             prompt_tokens=self._prompts_tokens[index],
         )
         self._carry_out(self._scheduler.on_request(request, now_s), now_s)
-        if self._scheduler.num_held > 0:
-            self._plan_round(now_s)
+        self._plan_wait(now_s)
 
     def _round(self, now_s: float) -> None:
         if now_s != self._round_s:
@@ -233,11 +232,17 @@ class Simulation:
             self._round_s = max(now_s, deadline_s)
             self._events.push(self._round_s, Rank.ROUND, self._round)
 
+    def _plan_wait(self, now_s: float) -> None:
+        """Plan when a request that has just been held no longer waits."""
+        if self._scheduler.num_held > 0:
+            self._plan_round(now_s)
+
     def _report_loads(self, now_s: float) -> None:
         """Report the loads to the scheduler that it does not know yet."""
         loads = self._engines.changed_loads(now_s)
         if effects := self._scheduler.on_loads(loads, now_s):
             self._carry_out(effects, now_s)
+        self._plan_wait(now_s)
 
     def _carry_out(self, effects: list[Effect], now_s: float) -> None:
         for effect in effects:
@@ -482,6 +487,7 @@ class Simulation:
     def _notify_gone(self, gone: InstanceId, effects: list[Effect], now_s: float) -> None:
         """Notify the other instances that one has ended."""
         self._carry_out(effects, now_s)
+        self._plan_wait(now_s)
         for other in tuple(self._instances.values()):
             other.on_peer_gone(gone, now_s)
 

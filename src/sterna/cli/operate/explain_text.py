@@ -50,10 +50,13 @@ def _sentences(event: Described, history: Described) -> Iterator[str]:
                 f"tokens, {history['demand_tokens']:,} tokens of memory to begin"
             )
         case "held":
-            yield (
-                f"held at the scheduler: no instance has more than {_number(event['room_tokens'])} "
-                "tokens of memory for a request"
-            )
+            if event["room_tokens"] >= history["demand_tokens"]:
+                yield "held at the scheduler: it waits for an instance that has its prefix"
+            else:
+                yield (
+                    "held at the scheduler: no instance has more than "
+                    f"{_number(event['room_tokens'])} tokens of memory for a request"
+                )
         case "dispatched":
             yield from _dispatched(event, history)
         case "scheduled":

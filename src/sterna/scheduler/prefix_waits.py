@@ -1,0 +1,93 @@
+"""Waits of held requests for the instances that have their prefixes, by request and by instance.
+Pure."""
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from sterna.types import InstanceId, RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    demand_tokens: int
+    instances: tuple[InstanceId, ...]
+    until_s: float
+
+
+class PrefixWaits:
+    """What each of these requests waits for, and until when.
+
+    What happens on one instance costs no look at those that wait for others.
+    """
+
+    def __init__(self) -> None:
+        self._waits: dict[RequestId, _Wait] = {}
+        self._of_instance: dict[InstanceId, dict[RequestId, _Wait]] = {}
+        self._limits: list[tuple[float, RequestId]] = []
+        self._demands_tokens: list[int] = []
+
+    def __contains__(self, request_id: RequestId) -> bool:
+        return request_id in self._waits
+
+    @property
+    def instances(self) -> Collection[InstanceId]:
+        """Those for which any waits."""
+        return self._of_instance.keys()
+
+    @property
+    def first_limit_s(self) -> float:
+        """When the first of them has waited long enough; infinite without any."""
+        return self._limits[0][0] if self._limits else math.inf
+
+    @property
+    def smallest_tokens(self) -> int | None:
+        """The smallest demand; None without requests."""
+        return self._demands_tokens[0] if self._demands_tokens else None
+
+    def begin(
+        self,
+        request_id: RequestId,
+        demand_tokens: int,
+        instances: Iterable[InstanceId],
+        until_s: float,
+    ) -> None:
+        """The request, which does not wait yet, waits for memory on any of these."""
+        wait = self._waits[request_id] = _Wait(demand_tokens, tuple(instances), until_s)
+        for instance_id in wait.instances:
+            self._of_instance.setdefault(instance_id, {})[request_id] = wait
+        insort(self._limits, (until_s, request_id))
+        insort(self._demands_tokens, demand_tokens)
+
+    def end(self, request_id: RequestId) -> bool:
+        """The request no longer waits; returns whether it did."""
+        wait = self._waits.pop(request_id, None)
+        if wait is None:
+            return False
+        for instance_id in wait.instances:
+            of_instance = self._of_instance[instance_id]
+            del of_instance[request_id]
+            if not of_instance:
+                del self._of_instance[instance_id]
+        del self._limits[bisect_left(self._limits, (wait.until_s, request_id))]
+        del self._demands_tokens[bisect_left(self._demands_tokens, wait.demand_tokens)]
+        return True
+
+    def overdue(self, now_s: float) -> list[RequestId]:
+        """Those that have waited long enough."""
+        ended = []
+        for until_s, request_id in self._limits:
+            if until_s > now_s:
+                break
+            ended.append(request_id)
+        return ended
+
+    def fitting(self, instance_id: InstanceId, room_tokens: float) -> list[RequestId]:
+        """Of those that wait for this instance, the first ones that have room there together."""
+        found = []
+        for request_id, wait in self._of_instance.get(instance_id, {}).items():
+            if wait.demand_tokens <= room_tokens:
+                room_tokens -= wait.demand_tokens
+                found.append(request_id)
+        return found
