@@ -27,6 +27,7 @@ from fault_simulation.virtual.settings import (
     LATE_SHARE,
     LONG_LINE_SHARE,
     POLICY,
+    PREFIX_WAITS_SHARE,
     RESERVES_AFTER_S,
     SESSION_COPIES_SHARE,
 )
@@ -189,6 +190,8 @@ def policy_of(seed: int, kind: EngineKind) -> PolicyConfig:
             growth_steps=GROWTH_STEPS,
             reserves_after_s=RESERVES_AFTER_S,
         )
+        waits = Random(f"waits for prefixes of {seed}").random() < PREFIX_WAITS_SHARE
+        policy = replace(policy, awaits_prefix=waits, holds_by_uncached=waits)
         if Random(f"line of {seed}").random() < LONG_LINE_SHARE:
             policy = replace(policy, crowded_share=CROWDED_SHARE)
     if rng.random() < BALANCE_SHARE:

@@ -88,6 +88,9 @@ LONG_LINE_SHARE = 0.5
 CROWDED_SHARE = 0.2
 """More than this share of the memory."""
 
+PREFIX_WAITS_SHARE = 0.5
+"""Of the same: those in which requests also wait for instances that have their prefixes."""
+
 BALANCE_SHARE = 0.3
 """Of all seeds: those in which requests also move while memory is plenty."""
 

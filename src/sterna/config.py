@@ -252,9 +252,10 @@ class PolicyConfig:
             waits as long as it takes.
         holds_by_uncached: whether the demand of a waiting request counts without what a prefix
             cache has of its prompt: that may be evicted meanwhile, and takes no time to compute.
-        awaits_prefix: whether a request for which an instance has memory waits on, if one that
-            has more of its prompt has none; until it has aged by what that would save
-            (`ageing_tokens_per_s`).
+        awaits_prefix: whether a request for which an instance has memory waits on, if those that
+            have most of its prompt have none; until it has aged by what that would save
+            (`ageing_tokens_per_s`). What they have is looked at when the wait begins. One of a
+            class above the normal one does not wait.
         migrates_continuously: whether a source moves the next request as soon as one has moved, in
             place of waiting for the next round.
         num_session_copies: prefixes of sessions that are copied in each round ahead of their next

@@ -182,6 +182,22 @@ CASES = [
         with_sessions(with_prefixes(crowded_trace(seed=21, rate=40.0))),
     ),
     Case(
+        "waits for prefixes, without rounds",
+        configuration(
+            replace(
+                STERNA,
+                dispatch=Soonest(),
+                migrates=False,
+                ageing_tokens_per_s=30.0,
+                crowded_share=0.0,
+                growth_steps=0.0,
+            ),
+            engine=replace(CACHING, max_num_batched_tokens=64),
+        ),
+        with_sessions(with_prefixes(crowded_trace(seed=25, rate=40.0))),
+        migrates=False,
+    ),
+    Case(
         "prefixes of sessions copied ahead",
         configuration(
             replace(
@@ -354,6 +370,8 @@ policies = st.builds(
     growth_steps=st.sampled_from([0.0, 2.5, 48.0]),
     crowded_share=st.sampled_from([0.0, 0.02, 0.2]),
     hold_limit_s=st.sampled_from([None, 0.1, 2.0]),
+    awaits_prefix=st.booleans(),
+    holds_by_uncached=st.booleans(),
     balance_ratio=st.sampled_from([None, 1.0, 1.5]),
     balance_after_tokens=st.sampled_from([0, 8, 40]),
     balance_horizon_steps=st.sampled_from([None, None, 1, 30]),

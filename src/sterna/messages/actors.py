@@ -67,8 +67,8 @@ class Held(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         request_ids: those of which it had not said so before.
-        room_tokens: the most memory that an instance has for one of them. It may be enough for one
-            that waits for the instance that has its prefix.
+        room_tokens: the most memory that an instance has for one of them. It is enough for one
+            that waits for an instance that has its prefix.
     """
 
     request_ids: tuple[RequestId, ...] = ()

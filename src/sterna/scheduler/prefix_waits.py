@@ -53,7 +53,7 @@ class PrefixWaits:
         instances: Iterable[InstanceId],
         until_s: float,
     ) -> None:
-        """The request, which does not wait yet, waits for memory on any of these."""
+        """The request, which waits for nothing yet, waits for memory on any of these."""
         wait = self._waits[request_id] = _Wait(demand_tokens, tuple(instances), until_s)
         for instance_id in wait.instances:
             self._of_instance.setdefault(instance_id, {})[request_id] = wait
