@@ -1,9 +1,12 @@
 """The global scheduler's driver: instances that start, wait in the warm pool, serve and leave."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 
 import msgspec
+import pytest
+import uvloop
 from msgspec import structs
 
 from sterna.config import ScalingConfig
@@ -24,7 +27,7 @@ from sterna.messages.actors import (
     WireMessage,
 )
 from sterna.messaging.send_effects import ToMailbox
-from sterna.policy.presets import LLUMNIX
+from sterna.policy.presets import LLUMNIX, STERNA
 from sterna.scheduler.core import SchedulerCore
 from sterna.scheduler.shell import Scheduler
 from sterna.types import NORMAL, FrontendId, InstanceId, InstanceLoad, RequestId
@@ -42,6 +45,7 @@ class Outbox:
         self.sent: list[tuple[str, WireMessage]] = []
         self.has_beaten = asyncio.Event()
         self.has_held_round = asyncio.Event()
+        self.dispatched: asyncio.Queue[RequestId] = asyncio.Queue()
 
     def send(self, address: str, message: WireMessage) -> None:
         self.sent.append((address, message))
@@ -49,6 +53,8 @@ class Outbox:
             self.has_beaten.set()
         if isinstance(message, SetDestination):
             self.has_held_round.set()
+        if isinstance(message, Dispatched):
+            self.dispatched.put_nowait(message.request_id)
 
     async def deliver(self, handle: object) -> None:
         """Nothing comes."""
@@ -155,6 +161,32 @@ def test_an_instance_that_starts_counts_where_more_are_asked_for_and_a_warm_one_
     assert asked() == asked(Absent(I1, "warm")) == [2]
     # It waits for the period: somebody comes already.
     assert asked(Absent(I1, "starting")) == asked(Absent(I1, "pending", "no GPU")) == []
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_the_end_of_a_wait_may_be_due_before_the_next_round(
+    new_loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    """Ray's actors have uvloop, whose handle of a call that is due at once has no time."""
+    policy = replace(STERNA, round_interval_s=3_600.0, hold_limit_s=1e-4)
+
+    async def scenario() -> None:
+        outbox = Outbox()
+        scheduler = Scheduler(policy, outbox)
+        async with asyncio.timeout(20):
+            scheduler.on_membership(membership(1, I0))
+            serving = asyncio.create_task(scheduler.run())
+            await outbox.has_beaten.wait()
+            scheduler.on_message(report(I0, used_tokens=1000), [])
+            names = [RequestId(name) for name in ("r0", "r1", "r2")]
+            for name in names:
+                ask = DispatchRequest(FRONTEND.frontend_id, name, 64, 0.0, NORMAL, NORMAL)
+                scheduler.on_message(ask, [])
+            assert [await outbox.dispatched.get() for _ in names] == names
+            serving.cancel()
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(scenario())
 
 
 def test_operators_see_the_requests_that_it_holds() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Iterable
 
@@ -48,6 +49,7 @@ class Scheduler:
             first_dispatch_number=time.time_ns() // 1000,
         )
         self._timer: asyncio.TimerHandle | None = None
+        self._tick_at_s = math.inf
 
     @property
     def membership(self) -> Membership:
@@ -123,11 +125,11 @@ class Scheduler:
         deadline_s = self._core.next_deadline_s
         if deadline_s is None:
             return
-        loop = asyncio.get_running_loop()
-        when_s = loop.time() + max(0.0, deadline_s - time.monotonic())
         if self._timer is not None:
             # A request that begins to wait may be due before what the timer is set for.
-            if self._timer.when() <= when_s:
+            if self._tick_at_s <= deadline_s:
                 return
             self._timer.cancel()
-        self._timer = loop.call_at(when_s, self._tick)
+        self._tick_at_s = deadline_s
+        delay_s = max(0.0, deadline_s - time.monotonic())
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)
