@@ -1,5 +1,5 @@
-"""The results of `sterna bench data-parallel`: tables for each number of replicas, and goals. Pure,
-from rows alone."""
+"""Report of `sterna bench data-parallel`: tables for each number of replicas, and goals. Pure, from
+rows alone."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -89,6 +89,10 @@ def test_a_dispatch_names_the_rule_the_chosen_and_the_next_best() -> None:
             "held at the scheduler: no instance has more than 640 tokens of memory for a request",
         ),
         (
+            {"event": "held", "room_tokens": 1_720.0},
+            "held at the scheduler: it waits for an instance that has its prefix",
+        ),
+        (
             {"event": "dispatched", "instance": "i1", "why": None},
             "dispatched to i1 without the scheduler: it has the fewest requests of this front end",
         ),
