@@ -331,7 +331,7 @@ def main() -> int:
 
 
 def page(text: str) -> str:
-    """Return the reference page with its table written anew."""
+    """Return the reference page with a new table."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     lines = ["| name | kind | labels | meaning |", "|---|---|---|---|"]

@@ -219,7 +219,7 @@ def test_scheduler_and_instances_share_no_object(file: Path) -> None:
 
 
 def test_options_of_the_command_line_reach_the_rules_beneath_the_class(file: Path) -> None:
-    policy = replace(policy_named(f"{file}:Largest"), source_freeness_steps=7.0).anew()
+    policy = replace(policy_named(f"{file}:Largest"), source_freeness_steps=7.0).with_fresh_state()
     own: Any = policy.own
     assert own.config.source_freeness_steps == 7.0
     assert own.config.own is None

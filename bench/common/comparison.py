@@ -15,7 +15,7 @@ TAILS = (50 * (1 - CONFIDENCE), 50 * (1 + CONFIDENCE))
 
 
 NUM_REDRAWS = 500
-"""Resamples where each computes a number from rows anew."""
+"""Resamples where each computes a number from the rows again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 The same requests are sent to each server, one right after the other, as they come (`RATE`) and all
 at once; a round has each server once at each load, and other requests than the other rounds. All
-servers are up, and one of them runs at a time (`turns`); after some rounds they are started anew,
+servers are up, and one of them runs at a time (`turns`); after some rounds they are started again,
 since two starts of the same server differ by some percent. The replicas of the small model share
 the machine's cores, so that balance gains little here: the comparison is of costs, and of waits
 that queues and memory make.
@@ -46,7 +46,7 @@ NUM_REQUESTS = {AS_THEY_COME: 80, AT_ONCE: 40}
 QUICK_REQUESTS, QUICK_TOKENS = 8, 128
 
 ROUNDS_OF_A_START = 3
-"""After as many the servers are started anew."""
+"""After as many the servers are started again."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

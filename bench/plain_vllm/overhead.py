@@ -3,7 +3,7 @@
 Both servers have the same model and the same options of vLLM, once with the compiled model and once
 without compilation. Both are up, and one of them runs at a time (`turns`): vLLM's own client sends
 each load to one and then to the other, and takes turns in which is first. A round starts both
-anew, since two starts of the same server differ by some percent, and has other requests. A pair of
+again, since two starts of the same server differ by some percent, and has other requests. A pair of
 runs during which the machine became slower or faster is measured again, and does not count if it
 did so each time.
 

@@ -156,7 +156,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--search",
         action="store_true",
-        help=f"choose the parameters of all rules anew, into {SEARCH}.json, and end",
+        help=f"choose the parameters of all rules again, into {SEARCH}.json, and end",
     )
     parser.add_argument(
         "--quick", action="store_true", help="few requests, as a check; writes nothing"

@@ -108,9 +108,9 @@ class TrueLengths(Policy):
         # asks for the order of moves with each report.
         self._loads_tokens: dict[InstanceId, tuple[float, float]] = {}
 
-    def anew(self, config: PolicyConfig) -> Self:
+    def with_fresh_state(self, config: PolicyConfig) -> Self:
         """An object with the same knowledge."""
-        made = super().anew(config)
+        made = super().with_fresh_state(config)
         made._output_tokens, made._loads_tokens = self._output_tokens, self._loads_tokens
         return made
 

@@ -164,7 +164,7 @@ def check_machine(then: Mapping[str, Any]) -> None:
         differences = ", ".join(f"{each} {then.get(each)}, now {now.get(each)}" for each in others)
         raise ConfigurationError(
             f"the results are of another machine, or of other versions ({differences}): without "
-            "--continue they are measured anew, and replaced"
+            "--continue they are measured again, and replaced"
         )
 
 

@@ -192,7 +192,7 @@ class Checkers:
         self._owned[name] = steppable
 
     def _forget_what_left(self, instance: Instance, requests: Iterable[EmulatedRequest]) -> None:
-        """Forget unwanted requests that have left. One that comes back counts anew: its front end,
+        """Forget unwanted requests that have left. One that comes back counts again: its front end,
         which would have it ended, may not know that it is back."""
         unwanted = self._unwanted.get(instance.name)
         if unwanted or instance.told_to_end:

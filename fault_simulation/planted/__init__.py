@@ -26,6 +26,7 @@ from fault_simulation.planted.caches import (
     WritesToWhatIsFreed,
 )
 from fault_simulation.planted.frontends import (
+    AcknowledgesTooSoon,
     AsksOnceForOwners,
     BeginsAnew,
     BelievesOldEmptyings,
@@ -38,7 +39,6 @@ from fault_simulation.planted.frontends import (
     JudgesByOthersDeaths,
     NeverClearsSuspects,
     NeverStopsTheUnawaited,
-    SaysFarewellTooSoon,
     SendsSuspectsAgain,
     SendsToTerminating,
     TakesNothingBack,
@@ -49,7 +49,7 @@ from fault_simulation.planted.frontends import (
     WaitsForTheScheduler,
 )
 from fault_simulation.planted.instances import (
-    BelievesOldFarewells,
+    AcceptsOldAcks,
     DoesNotWait,
     ExtendsWhatEnds,
     ForgetsThePredecessor,
@@ -140,7 +140,7 @@ MISTAKES = (
     _on_instances("the destination adopts after it said aborted", AdoptsAfterItSaidAborted),
     _on_instances("the destination tells of a last stage that it was copied", TellsOfALastStage),
     _on_instances("the destination has no lease", HasNoLease),
-    _on_instances("the instance does not wait for farewells", SaysEmptiedTooSoon),
+    _on_instances("the instance does not wait for final acknowledgements", SaysEmptiedTooSoon),
     _on_instances("requests of a dead front end are not ended", StepsForTheDead),
     _on_instances("the instance steps what it was told to end", StepsWhatItWasToldToEnd),
     _on_instances(
@@ -158,8 +158,8 @@ MISTAKES = (
     Mistake("the front end does not wait for missing tokens", Cores(frontend=DeliversOutOfOrder)),
     Mistake("the front end asks only once who has a request", Cores(frontend=AsksOnceForOwners)),
     Mistake(
-        "the instance believes a farewell that was said too soon",
-        Cores(instance=BelievesOldFarewells, frontend=SaysFarewellTooSoon),
+        "the instance accepts a final acknowledgement that came too soon",
+        Cores(instance=AcceptsOldAcks, frontend=AcknowledgesTooSoon),
     ),
     Mistake("the front end does not take back what it is handed", Cores(frontend=TakesNothingBack)),
     Mistake("the front end sends to a terminating instance", Cores(frontend=SendsToTerminating)),

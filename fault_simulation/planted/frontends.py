@@ -115,8 +115,8 @@ class AsksOnceForOwners(FrontendCore):
         self._dispatcher._ownership.__class__ = _AsksOnce
 
 
-class SaysFarewellTooSoon(FrontendCore):
-    """Says farewell to an instance that still has requests of it, which must not believe it."""
+class AcknowledgesTooSoon(FrontendCore):
+    """Sends its FinalAck to an instance that has requests of it, and must not accept it."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -124,10 +124,10 @@ class SaysFarewellTooSoon(FrontendCore):
 
 
 class _Hurried(Dispatcher):
-    def farewells(self) -> list[FrontendEffect]:
+    def final_acks(self) -> list[FrontendEffect]:
         num_owned = self._ownership.num_owned
         self._ownership.num_owned = _none  # type: ignore[method-assign]
-        effects = super().farewells()
+        effects = super().final_acks()
         self._ownership.num_owned = num_owned  # type: ignore[method-assign]
         return effects
 
@@ -137,7 +137,7 @@ def _none(instance_id: InstanceId) -> int:
 
 
 class SendsToTerminating(FrontendCore):
-    """Sends new requests to an instance to which it has said farewell."""
+    """Sends new requests to an instance that has its FinalAck."""
 
     def on_message(self, message: Any, *args: Any) -> list[FrontendEffect]:
         effects = super().on_message(message, *args)

@@ -86,11 +86,11 @@ class StepsWhatItWasToldToEnd(InstanceCore):
 
 
 class SaysEmptiedTooSoon(InstanceCore):
-    """Does not wait for the front ends' farewells."""
+    """Does not wait for the front ends' FinalAcks."""
 
     def _notify_if_emptied(self) -> list[InstanceEffect]:
         for frontend_id in self._frontends:
-            self._termination.on_farewell(
+            self._termination.on_final_ack(
                 frontend_id, self._own_emptying(), self._termination._num_sent[frontend_id]
             )
         return super()._notify_if_emptied()
@@ -102,13 +102,13 @@ class SaysEmptiedTooSoon(InstanceCore):
         return 0
 
 
-class BelievesOldFarewells(InstanceCore):
-    """Believes a farewell of a front end that has not heard everything yet."""
+class AcceptsOldAcks(InstanceCore):
+    """Accepts the FinalAck of a front end that has not heard everything yet."""
 
     def _notify_if_emptied(self) -> list[InstanceEffect]:
-        for frontend_id, (emptied_since, _) in self._termination._farewells.items():
+        for frontend_id, (emptied_since, _) in self._termination._final_acks.items():
             num_sent = self._termination._num_sent[frontend_id]
-            self._termination.on_farewell(frontend_id, emptied_since, num_sent)
+            self._termination.on_final_ack(frontend_id, emptied_since, num_sent)
         return super()._notify_if_emptied()
 
 

@@ -193,7 +193,7 @@ class OwnDecisions(Protocol):
 
     looks_at_prefixes: bool
 
-    def anew(self, config: "PolicyConfig") -> "OwnDecisions":
+    def with_fresh_state(self, config: "PolicyConfig") -> "OwnDecisions":
         """An object that remembers nothing, beside these rules."""
 
     def dispatch(self, request: Any, instances: Any) -> InstanceId:
@@ -316,11 +316,11 @@ class PolicyConfig:
             return self.dispatch.looks_at_caches
         return isinstance(self.dispatch, PrefixDispatch)
 
-    def anew(self) -> "PolicyConfig":
+    def with_fresh_state(self) -> "PolicyConfig":
         """The same policy, whose class of one's own remembers nothing."""
         if self.own is None:
             return self
-        return replace(self, own=self.own.anew(replace(self, own=None)))
+        return replace(self, own=self.own.with_fresh_state(replace(self, own=None)))
 
     def counts_as(self, priority: Priority) -> Priority:
         """The priority that this policy sees: `priority` itself, or normal without priorities."""
@@ -688,7 +688,7 @@ class ClusterConfig:
         watch: timeouts of the failure detector.
         internal_host: the address on which the actors listen for each other; None for that of the
             node on which each of them runs.
-        mailbox_keys: keys of the mailboxes; drawn anew for each run.
+        mailbox_keys: keys of the mailboxes; drawn for each run.
     """
 
     llumlet: LlumletConfig

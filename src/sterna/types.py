@@ -114,7 +114,7 @@ class RequestView(msgspec.Struct, frozen=True):
 
 
 OUTPUT_LENGTHS = (0, 16, 32, 48, *(length << n for n in range(11) for length in (64, 96)))
-"""The lengths of outputs at which `InstanceView.num_ended` begins to count anew, in tokens."""
+"""Lower bounds of the bins of `InstanceView.num_ended`, in tokens."""
 
 MAX_ENDED = 4_096
 """Outputs that an engine remembers: where there are as many, each count is halved, so that the

@@ -19,7 +19,7 @@ from sterna.messages.actors import (
     AddRequest,
     CallUtility,
     Emptied,
-    Farewell,
+    FinalAck,
     FrontendMember,
     HandedBack,
     InstanceMember,
@@ -439,8 +439,8 @@ def test_it_may_end_when_its_front_end_has_heard_all_that_it_was_told() -> None:
     under_test.on_adopted(F0, R, 0, 0.0)
     under_test.on_outputs(F0, (LAST,), [b"token"], 0.0)
     for num_heard in (0, 1):
-        assert under_test.on_message(Farewell(F0, 3, num_heard), [], 1.0) == []
-    assert under_test.on_message(Farewell(F0, 3, 2), [], 1.0) == [EMPTIED]
+        assert under_test.on_message(FinalAck(F0, 3, num_heard), [], 1.0) == []
+    assert under_test.on_message(FinalAck(F0, 3, 2), [], 1.0) == [EMPTIED]
 
 
 def test_the_engine_hears_when_the_emptying_begins_and_ends() -> None:
@@ -462,17 +462,15 @@ def test_the_scheduler_hears_at_once_that_the_emptying_begins() -> None:
 
 
 def test_an_instance_does_not_end_while_it_has_a_request() -> None:
-    """A front end says farewell too soon."""
+    """A front end sends its FinalAck too soon."""
     under_test = core()
     under_test.on_message(AddRequest(F0, R, 1), [b"payload"], 0.0)
     under_test.on_message(terminating(3, F0), [], 0.0)
-    assert under_test.on_message(Farewell(F0, 3), [], 1.0) == []
+    assert under_test.on_message(FinalAck(F0, 3), [], 1.0) == []
     assert EMPTIED in under_test.on_message(AbortRequests((R,)), [], 2.0)
 
 
-def test_an_instance_ends_with_its_last_request_where_no_front_end_is_left_to_say_farewell() -> (
-    None
-):
+def test_an_instance_ends_with_its_last_request_where_no_front_end_is_left() -> None:
     under_test = core()
     under_test.on_message(AddRequest(F0, R, 1), [b"payload"], 0.0)
     assert EMPTIED not in under_test.on_message(terminating(3), [], 0.0)
@@ -514,9 +512,9 @@ def test_what_it_hands_back_is_to_be_heard_too() -> None:
     assert len(parted(effects)) == 2
     told = structs.replace(under_test.membership, version=2, supervisor=SUPERVISOR)
     under_test.on_message(told, [], LIMIT_S)
-    assert under_test.on_message(Farewell(F0, 1, 0), [], LIMIT_S) == []
+    assert under_test.on_message(FinalAck(F0, 1, 0), [], LIMIT_S) == []
     may_end = ToMailbox(SUPERVISOR, Emptied(I0, 1))
-    assert under_test.on_message(Farewell(F0, 1, 1), [], LIMIT_S) == [may_end]
+    assert under_test.on_message(FinalAck(F0, 1, 1), [], LIMIT_S) == [may_end]
 
 
 def test_what_is_kept_counts_when_it_is_sent_and_answers_do_not() -> None:
@@ -525,19 +523,19 @@ def test_what_is_kept_counts_when_it_is_sent_and_answers_do_not() -> None:
     under_test.on_outputs(F0, (LAST,), [b"token"], 0.0)
     under_test.on_message(terminating(3, F0), [], 0.0)
     under_test.on_message(OwnerQuery(F0, 7, (R,)), [], 0.0)
-    assert under_test.on_message(Farewell(F0, 3, 0), [], 1.0) == []
-    assert under_test.on_message(Farewell(F0, 3, 1), [], 1.0) == [EMPTIED]
+    assert under_test.on_message(FinalAck(F0, 3, 0), [], 1.0) == []
+    assert under_test.on_message(FinalAck(F0, 3, 1), [], 1.0) == [EMPTIED]
 
 
 def test_nobody_waits_for_what_its_mailbox_has_dropped() -> None:
     under_test = core()
     under_test.on_message(terminating(3, F0, F1), [], 0.0)
-    under_test.on_message(Farewell(F1, 3), [], 0.5)
+    under_test.on_message(FinalAck(F1, 3), [], 0.5)
     (effect,) = under_test.on_outputs(F0, (LAST,), [b"token"], 0.0)
     assert isinstance(effect, ToMailbox)
     under_test.on_unsent(effect.address, effect.message)
     under_test.on_unsent(effect.address, OwnerReply(I0, 7, ()))
-    assert under_test.on_message(Farewell(F0, 3), [], 1.0) == [EMPTIED]
+    assert under_test.on_message(FinalAck(F0, 3), [], 1.0) == [EMPTIED]
 
 
 # --------------------------------------------- what cannot move, on an instance that is to end

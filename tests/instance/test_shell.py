@@ -7,7 +7,7 @@ from sterna.engine.interface import EngineFacts
 from sterna.instance import shell
 from sterna.messages.actors import (
     Emptied,
-    Farewell,
+    FinalAck,
     FrontendMember,
     InstanceMember,
     Membership,
@@ -56,7 +56,7 @@ class IdleEngine:
         """There is nothing to give back."""
 
 
-def test_no_farewell_is_waited_for_that_tells_of_dropped_tokens() -> None:
+def test_no_final_ack_is_waited_for_that_tells_of_dropped_tokens() -> None:
     """They will never be heard; the instance that is being emptied ends all the same."""
 
     async def scenario() -> list[WireMessage]:
@@ -68,7 +68,7 @@ def test_no_farewell_is_waited_for_that_tells_of_dropped_tokens() -> None:
         membership = Membership(3, (itself,), frontends, None, supervisor="supervisor")
         under_test.on_membership(membership)
         under_test.on_outputs(F0, (TokenSpan(RequestId("r"), 0, 1, True),), [b"token"])
-        mailbox.arriving.put_nowait(Farewell(F0, 3))
+        mailbox.arriving.put_nowait(FinalAck(F0, 3))
         await mailbox.arriving.join()
         await under_test.close()
         return mailbox.sent

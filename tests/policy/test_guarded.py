@@ -45,7 +45,7 @@ def reports() -> list[tuple[str, str]]:
 def policy(reports: list[tuple[str, str]]) -> GuardedPolicy:
     own = (
         guarded(Own().as_config(), lambda method, error: reports.append((method, str(error))))
-        .anew()
+        .with_fresh_state()
         .own
     )
     assert isinstance(own, GuardedPolicy)

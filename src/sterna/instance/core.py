@@ -32,7 +32,7 @@ from sterna.messages.actors import (
     CallUtility,
     CopyPrefix,
     Emptied,
-    Farewell,
+    FinalAck,
     HandedBack,
     ListRequests,
     LoadReport,
@@ -257,8 +257,8 @@ class InstanceCore:
                 return [ToMailbox(reply_to, AdminReply(query_id, body))]
             case MigrateRequest():
                 return self._order(message, now_s)
-            case Farewell(frontend_id, emptied_since, num_heard):
-                self._termination.on_farewell(frontend_id, emptied_since, num_heard)
+            case FinalAck(frontend_id, emptied_since, num_heard):
+                self._termination.on_final_ack(frontend_id, emptied_since, num_heard)
                 return []
             case Membership():
                 return self.on_membership(message, now_s)

@@ -106,7 +106,7 @@ class Llumlet:
 
     def __init__(self, instance_id: InstanceId, config: LlumletConfig) -> None:
         self._instance_id = instance_id
-        self._config = config = replace(config, policy=config.policy.anew())
+        self._config = config = replace(config, policy=config.policy.with_fresh_state())
         self._coordinator = MigrationCoordinator(
             instance_id, config.migration, config.policy.num_concurrent_migrations
         )
@@ -232,8 +232,8 @@ class Llumlet:
         return self._then_start_and_report([], now_s)
 
     def on_scheduler(self, now_s: float) -> list[LlumletEffect]:
-        """The global scheduler was replaced or is gone. A new one sets destinations anew, and knows
-        nothing of this instance before its next report."""
+        """The global scheduler was replaced or is gone. A new one names destinations itself, and
+        knows nothing of this instance before its next report."""
         self._heartbeat_due_s = now_s
         return self.on_destination(None, now_s)
 

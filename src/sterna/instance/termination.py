@@ -1,16 +1,16 @@
 """Condition for the end of an instance that is being emptied. Pure.
 
-The instance may end when no request is on it and every front end has sent a Farewell. With this
+The instance may end when no request is on it and every front end has sent a FinalAck. With this
 message a front end states that it has seen the end or the move of every request that it had here,
 and will send nothing more. Each emptying has its own number (`InstanceMember.emptied_since`), and a
-Farewell belongs to one of them: when an emptying is undone, its Farewells do not count for the
+FinalAck belongs to one of them: when an emptying is undone, its FinalAcks do not count for the
 next one.
 
 A message that an instance has sent and a front end has not received is lost with the instance. A
 front end cannot know what is on its way: the notice that a request has moved on arrives over
 another connection than the earlier tokens, a migration under way may still bring a request, and a
 request may come back from a destination that has died. So both sides count the messages of the
-instance, and a Farewell that was sent before the front end had received all of them is void.
+instance, and a FinalAck that was sent before the front end had received all of them is void.
 """
 
 from collections import Counter
@@ -20,12 +20,12 @@ from sterna.types import FrontendId
 
 
 class Termination:
-    """The Farewells of one instance's front ends."""
+    """The FinalAcks of one instance's front ends."""
 
     def __init__(self) -> None:
         self._since: int | None = None
         # The emptying of each, and the number of messages received when it was sent.
-        self._farewells: dict[FrontendId, tuple[int, int]] = {}
+        self._final_acks: dict[FrontendId, tuple[int, int]] = {}
         self._num_sent: Counter[FrontendId] = Counter()
         self._notified_version: int | None = None
 
@@ -41,25 +41,25 @@ class Termination:
         """The last of these messages could not be sent, and will never arrive."""
         self._num_sent[frontend_id] -= 1
 
-    def on_farewell(self, frontend_id: FrontendId, emptied_since: int, num_heard: int = 0) -> None:
-        """A front end sent a Farewell, perhaps before the instance knows of the emptying.
+    def on_final_ack(self, frontend_id: FrontendId, emptied_since: int, num_heard: int = 0) -> None:
+        """A front end sent a FinalAck, perhaps before the instance knows of the emptying.
 
         Args:
             num_heard: the messages of this instance that it has ever received.
         """
-        self._farewells[frontend_id] = (emptied_since, num_heard)
+        self._final_acks[frontend_id] = (emptied_since, num_heard)
 
     def next_notice(self, frontends: Iterable[FrontendId], version: int) -> int | None:
         """Return the emptying of which the supervisor is to be notified now, or None.
 
-        All these front ends have sent their Farewell, and no notice was returned for this version
+        All these front ends have sent their FinalAck, and no notice was returned for this version
         of the membership.
         """
         since = self._since
         if since is None or self._notified_version == version:
             return None
         for each in frontends:
-            if self._farewells.get(each) != (since, self._num_sent[each]):
+            if self._final_acks.get(each) != (since, self._num_sent[each]):
                 return None
         self._notified_version = version
         return since

@@ -145,14 +145,14 @@ class TokenBatch(msgspec.Struct, frozen=True, tag=True):
     spans: tuple[TokenSpan, ...]
 
 
-class Farewell(msgspec.Struct, frozen=True, tag=True):
+class FinalAck(msgspec.Struct, frozen=True, tag=True):
     """Front end -> terminating instance: no request of this front end is there, or will come.
     Earlier messages of the front end have arrived before.
 
     Attributes:
-        emptied_since: that of `InstanceMember`; the farewell is void for another termination.
+        emptied_since: that of `InstanceMember`; the FinalAck is void for another termination.
         num_heard: number of messages about its requests (`RequestNews`) that the front end has ever
-            got from the instance; the farewell is void while others are on their way.
+            got from the instance; the FinalAck is void while others are on their way.
     """
 
     frontend_id: FrontendId
@@ -212,7 +212,7 @@ class MoveEnded(msgspec.Struct, frozen=True, tag=True):
 
 
 RequestNews = TokenBatch | RequestsMoved | HandedBack
-"""Messages of an instance to a front end that are no answers. Both count them (`Farewell`)."""
+"""Messages of an instance to a front end that are no answers. Both count them (`FinalAck`)."""
 
 
 class OwnerQuery(msgspec.Struct, frozen=True, tag=True):
@@ -637,7 +637,7 @@ WireMessage = (
     | AbortRequests
     | CallUtility
     | TokenBatch
-    | Farewell
+    | FinalAck
     | UtilityResult
     | RequestsMoved
     | MoveEnded

@@ -60,9 +60,9 @@ HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 1000, 4000
 """ZeroMQ's own heartbeat, by which it closes a connection that no longer carries anything."""
 
 CONNECT_TIMEOUT_MS, HANDSHAKE_TIMEOUT_MS = 3000, 5000
-"""A connection that is not established within this time is tried anew. The kernel would wait longer
-and longer between its attempts, and be a minute late when the link works again. A peer that has not
-shown a key within the handshake's time is disconnected."""
+"""Time limits for a connection, after which it is tried again, and for the proof of its key. The
+kernel would wait longer and longer between its attempts, and be a minute late when the link works
+again."""
 
 WRAPPING_BYTES = 1024
 """Upper bound of the bytes that a head and CURVE add to a frame."""

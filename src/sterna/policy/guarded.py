@@ -40,9 +40,9 @@ class GuardedPolicy:
         self._report = report
         self.looks_at_prefixes = own.looks_at_prefixes
 
-    def anew(self, config: PolicyConfig) -> Self:
+    def with_fresh_state(self, config: PolicyConfig) -> Self:
         """See `OwnDecisions`."""
-        return type(self)(self._own.anew(config), config, self._report)
+        return type(self)(self._own.with_fresh_state(config), config, self._report)
 
     def dispatch(self, request: NewRequest, instances: Sequence[Candidate]) -> InstanceId:
         """See `Policy`."""

@@ -27,7 +27,7 @@ class Policy:
     """The rules of a preset, to be overridden.
 
     The global scheduler has one object of the class, and each instance another; they share nothing.
-    Objects are made anew for each run of a simulation, and for each process of a server, so that
+    Each run of a simulation and each process of a server makes an object of its own, so that
     they may remember what they have seen. They must not change what they are given, nor look at a
     clock: the same events are to lead to the same decisions.
 
@@ -45,7 +45,7 @@ class Policy:
     def __init__(self) -> None:
         self.config = replace(preset(self.base), **self.settings, name=type(self).__name__)
 
-    def anew(self, config: PolicyConfig) -> Self:
+    def with_fresh_state(self, config: PolicyConfig) -> Self:
         """An object that remembers nothing, with these rules where it does not decide."""
         made = type(self)()
         made.config = config

@@ -93,7 +93,7 @@ class GlobalScheduler:
         in_flight_lease_s: float = IN_FLIGHT_LEASE_S,
         explains: bool = False,
     ) -> None:
-        self._policy = policy = policy.anew()
+        self._policy = policy = policy.with_fresh_state()
         self._scaling = scaling
         self._scaling_begins_s = scaling_begins_s
         self._scaling_state = ScalingState()

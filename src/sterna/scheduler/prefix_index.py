@@ -231,7 +231,7 @@ class PrefixIndex:
                     found[instance_id] = num_tokens
 
     def _begin(self, instance_id: InstanceId, layout: CacheLayout) -> None:
-        """The instance reports anew; what is coming there stays."""
+        """A new report of the instance; copies on their way there stay."""
         instance = self._instances.get(instance_id)
         if instance is not None and instance.layout == layout:
             self._lose_all(instance)

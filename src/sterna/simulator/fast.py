@@ -268,7 +268,7 @@ class FastEngines:
         self._engines[row] = _Engine(self, row, instance_id)
         begin_row(self._tables, self._contents, row)
         entries.take_report(self._places, REPORTED, row)
-        self._list_anew(row)
+        self._relist(row)
 
     def stop(self, row: int) -> None:
         assert self.is_empty(row)
@@ -313,14 +313,14 @@ class FastEngines:
 
     def set_terminating(self, row: int) -> None:
         self._engines[row].is_terminating = True
-        self._list_anew(row)
+        self._relist(row)
 
     def set_migrating(self, row: int, num_outgoing: int, num_incoming: int) -> None:
         engine = self._engines[row]
         engine.num_outgoing, engine.num_incoming = num_outgoing, num_incoming
-        self._list_anew(row)
+        self._relist(row)
 
-    def _list_anew(self, row: int) -> None:
+    def _relist(self, row: int) -> None:
         """Make `changed_loads` return the engine's load even if its report stays as it is."""
         self._tables.reports[LISTED, row] = NONE
         self._columns.has_changed[row] = 1
@@ -329,7 +329,7 @@ class FastEngines:
         if self._looks_at_requests:
             # Each step may have changed what they show.
             for row in self._engines:
-                self._list_anew(row)
+                self._relist(row)
         num_changed = entries.advance_and_list(self._places, now_s, self._listed_reports)
         loads = [self._load(*listed) for listed in self._listed_reports[:num_changed].tolist()]
         if self._looks_at_requests:

@@ -60,7 +60,7 @@ class Simulation:
 
     def __init__(self, trace: Trace, config: SimulationConfig, *, explains: bool = False) -> None:
         _require_servable(trace, config)
-        config = replace(config, policy=config.policy.anew())
+        config = replace(config, policy=config.policy.with_fresh_state())
         self._trace = trace
         self._config = config
         self._engines = _engines(trace, config)

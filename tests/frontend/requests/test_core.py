@@ -9,7 +9,7 @@ from sterna.messages.actors import (
     AddRequest,
     CancelDispatch,
     Dispatched,
-    Farewell,
+    FinalAck,
     HandedBack,
     Membership,
     OwnerReply,
@@ -68,64 +68,64 @@ def test_an_abort_before_the_dispatch_leaves_nothing_behind():
     assert core.next_deadline_s is None
 
 
-def test_the_end_of_its_last_request_is_the_farewell_to_an_instance_that_is_emptied():
+def test_the_end_of_its_last_request_sends_the_final_ack_to_an_instance_that_is_emptied():
     under_test = started(I0, I1)
     emptied = membership(2, I0, I1, emptied=I0)
     assert under_test.core.on_message(emptied, (), 0.5) == []
     assert under_test.tokens(I0, 0, 10, ends=True) == [
         Deliver(R1, output(R1, 10), 0, True),
-        ToInstance(I0, Farewell(ME, 2, 1)),
+        ToInstance(I0, FinalAck(ME, 2, 1)),
     ]
 
 
-def farewell(instance_id: InstanceId, num_heard: int) -> ToInstance:
-    return ToInstance(instance_id, Farewell(ME, 2, num_heard))
+def final_ack(instance_id: InstanceId, num_heard: int) -> ToInstance:
+    return ToInstance(instance_id, FinalAck(ME, 2, num_heard))
 
 
-def test_a_farewell_says_how_much_has_come_so_that_what_is_on_its_way_voids_it():
+def test_a_final_ack_says_how_much_has_come_so_that_what_is_on_its_way_voids_it():
     """News that the request has moved on, and its next tokens, have overtaken the last ones."""
     under_test = started(I0, I1)
     under_test.core.on_message(membership(2, I0, I1, emptied=I0), (), 0.5)
     moved = RequestsMoved(I1, (R1,), (2,), 2)
-    assert under_test.core.on_message(moved, (), 1.0) == [farewell(I0, 0)]
+    assert under_test.core.on_message(moved, (), 1.0) == [final_ack(I0, 0)]
     assert under_test.tokens(I1, 2, 12) == []
-    assert under_test.tokens(I0, 0, 10)[1:] == [farewell(I0, 1)]
-    assert under_test.tokens(I0, 1, 11)[2:] == [farewell(I0, 2)]
+    assert under_test.tokens(I0, 0, 10)[1:] == [final_ack(I0, 1)]
+    assert under_test.tokens(I0, 1, 11)[2:] == [final_ack(I0, 2)]
 
 
 def test_the_end_of_a_stream_may_overtake_the_news_of_where_it_has_been():
     under_test = started(I0, I1, I2)
     emptied = membership(2, I0, I1, I2, emptied=I1)
-    assert under_test.core.on_message(emptied, (), 0.5) == [farewell(I1, 0)]
+    assert under_test.core.on_message(emptied, (), 0.5) == [final_ack(I1, 0)]
     assert under_test.tokens(I2, 2, 12, ends=True) == []
     moved = RequestsMoved(I1, (R1,), (1,), 2)
-    assert under_test.core.on_message(moved, (), 1.0) == [farewell(I1, 1)]
+    assert under_test.core.on_message(moved, (), 1.0) == [final_ack(I1, 1)]
     assert under_test.tokens(I0, 0, 10) == [Deliver(R1, output(R1, 10), 0, False)]
     assert under_test.tokens(I1, 1, 11) == [
         Deliver(R1, output(R1, 11), 0, False),
         Deliver(R1, output(R1, 12), 0, True),
-        farewell(I1, 2),
+        final_ack(I1, 2),
     ]
 
 
-def test_an_instance_that_takes_a_request_back_is_said_farewell_again():
+def test_an_instance_that_takes_a_request_back_gets_another_final_ack():
     """Its destination has died with the verdict unheard; then it moved to another one."""
     under_test = started(I0, I1, I2)
     core = under_test.core
     core.on_message(membership(2, I0, I1, I2, emptied=I0), (), 0.5)
-    assert core.on_message(RequestsMoved(I1, (R1,), (0,), 2), (), 1.0) == [farewell(I0, 0)]
+    assert core.on_message(RequestsMoved(I1, (R1,), (0,), 2), (), 1.0) == [final_ack(I0, 0)]
     itself, other = membership(2, I0, I2, emptied=I0).instances
     queries = core.on_message(Membership(10, (itself, other), (), None), (), 2.0)
     assert core.on_message(OwnerReply(I0, queries[0].message.query_id, (R1,)), (), 2.1) == []
     assert core.on_message(RequestsMoved(I2, (R1,), (1,), 10), (), 2.2) == []
-    assert under_test.tokens(I0, 0, 10)[1:] == [farewell(I0, 1)]
+    assert under_test.tokens(I0, 0, 10)[1:] == [final_ack(I0, 1)]
 
 
 def test_what_is_handed_back_has_been_heard():
     under_test = started(I0, I1)
     under_test.core.on_message(membership(2, I0, I1, emptied=I0), (), 0.5)
     effects = under_test.core.on_message(HandedBack(I0, (R1,)), (), 1.0)
-    assert effects[-1] == farewell(I0, 1)
+    assert effects[-1] == final_ack(I0, 1)
 
 
 # ----------------------------------------------------------------------------- of another front end
@@ -168,8 +168,8 @@ def test_a_request_that_is_handed_back_goes_on_elsewhere_behind_its_tokens():
     effects = under_test.core.on_message(HandedBack(I0, (R1,)), (), 3.0)
     assert effects[:3] == [abort(I0), *again(I1, 1, 10, 11)]
     # What the instance had still sent is void.
-    farewell = ToInstance(I0, Farewell(ME, 2, 3))
-    assert under_test.tokens(I0, 2, 12) == [abort(I0), farewell]
+    final_ack = ToInstance(I0, FinalAck(ME, 2, 3))
+    assert under_test.tokens(I0, 2, 12) == [abort(I0), final_ack]
     assert under_test.tokens(I1, 2, 99, of=AGAIN) == [Deliver(R1, output(R1, 99), 0, False)]
 
 

@@ -40,7 +40,7 @@ from sterna.messages.actors import (
     AbortRequests,
     AddRequest,
     DispatchRequest,
-    Farewell,
+    FinalAck,
     InstanceMember,
     Membership,
     OwnerQuery,
@@ -81,7 +81,7 @@ class Simulated:
 
     held: dict[RequestId, Running] = field(default_factory=dict)
     arriving: dict[RequestId, InstanceId] = field(default_factory=dict)
-    inbox: list[AddRequest | AbortRequests | OwnerQuery | Farewell] = field(default_factory=list)
+    inbox: list[AddRequest | AbortRequests | OwnerQuery | FinalAck] = field(default_factory=list)
     outbox: list[tuple[object, list[bytes]]] = field(default_factory=list)
     emptying: Termination = field(default_factory=Termination)
 
@@ -268,8 +268,8 @@ class World(RuleBasedStateMachine):
                 arriving = tuple(each for each in attempt_ids if each in unsure)
                 reply = OwnerReply(instance_id, query_id, here, arriving)
                 instance.outbox.append((reply, []))
-            case Farewell(frontend_id, emptied_since, num_heard):
-                instance.emptying.on_farewell(frontend_id, emptied_since, num_heard)
+            case FinalAck(frontend_id, emptied_since, num_heard):
+                instance.emptying.on_final_ack(frontend_id, emptied_since, num_heard)
 
     def abort(self, instance: Simulated, attempt_id: RequestId) -> None:
         """End the attempt; an instance that gave it away tells its heir."""
@@ -442,7 +442,7 @@ class World(RuleBasedStateMachine):
         self.front_end_hears_of_members()
 
     def may_end(self, name: InstanceId) -> bool:
-        """Whether nothing is there, no peer waits for it, and the front end has said farewell."""
+        """Whether it is empty, no peer waits for it, and the front end has sent its FinalAck."""
         instance = self.live[name]
         peers = [each for each in self.live.values() if each is not instance]
         is_source = any(name in each.arriving.values() for each in peers)

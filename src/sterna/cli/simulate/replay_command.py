@@ -1,7 +1,7 @@
 """`sterna replay`: a recorded simulation in the dashboard's page, on a local web server.
 
 The page reads the frames as it reads those of a running server, in the recording's time or faster.
-Each time that the page is loaded, the recording begins anew.
+Each time that the page is loaded, the recording starts from the beginning.
 """
 
 import argparse

@@ -93,7 +93,7 @@ class RequestContext:
 # The default is frozen, and can be shared.
 _CONTEXT: ContextVar[RequestContext] = ContextVar("sterna_request", default=RequestContext())  # noqa: B039
 
-# Apart, since each request has it anew, and a new context takes ten times as long.
+# Apart, since each request needs it, and a new context takes ten times as long.
 _ENGINE_REQUESTS: ContextVar[list[str] | None] = ContextVar("sterna_engine_requests", default=None)
 
 

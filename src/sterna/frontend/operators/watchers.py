@@ -115,7 +115,7 @@ class Watch:
                 await asyncio.sleep(max(0.1, self._interval_s - spent_s))
         except Exception:
             logger.exception("the dashboard's frames have ended")
-            # The next watcher begins anew.
+            # The next watcher starts with the current state.
             self._task = None
             self._end_all()
 

@@ -189,7 +189,7 @@ class Attempts:
         request.num_at_gap = len(request.token_ids)
         return self._again(request)
 
-    def anew(self, attempt_id: RequestId) -> Attempt:
+    def next_attempt(self, attempt_id: RequestId) -> Attempt:
         """Return the next attempt in place of this open one, whose result no longer counts."""
         return self._again(self._open_requests[self.request_of(attempt_id)])
 

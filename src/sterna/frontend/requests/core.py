@@ -143,7 +143,7 @@ class FrontendCore:
             prompt_tokens=ask.prompt_tokens + num_tokens,
         )
         effects = self._dispatcher.on_request(ask, payload, now_s, output_token_ids)
-        return self._resend_and_say_farewell(effects, now_s)
+        return self._resend_and_acknowledge(effects, now_s)
 
     def on_abort(self, request_ids: Sequence[RequestId], now_s: float) -> list[Effect]:
         """The clients of these requests have gone; unknown requests have ended already."""
@@ -152,7 +152,7 @@ class FrontendCore:
             self._streams.close(attempt_id)
             if self._attempts is not None:
                 self._attempts.close(request_id)
-        return self._resend_and_say_farewell(self._dispatcher.on_abort(attempt_ids), now_s)
+        return self._resend_and_acknowledge(self._dispatcher.on_abort(attempt_ids), now_s)
 
     def on_message(
         self, message: RequestMessage, frames: Sequence[bytes], now_s: float
@@ -175,7 +175,7 @@ class FrontendCore:
                 effects = self._dispatcher.on_owner_reply(message, now_s)
             case Membership():
                 effects = self._dispatcher.on_membership(message, now_s)
-        return self._resend_and_say_farewell(effects, now_s)
+        return self._resend_and_acknowledge(effects, now_s)
 
     def on_time(self, now_s: float) -> list[Effect]:
         """Deal with everything whose deadline has come."""
@@ -188,7 +188,7 @@ class FrontendCore:
                 effects.append(Fail(attempt_id, Failure.TOKENS_LOST))
             else:
                 effects += self._send_again(again, now_s)
-        return self._resend_and_say_farewell(effects, now_s)
+        return self._resend_and_acknowledge(effects, now_s)
 
     def on_unsent(self, attempt_ids: Iterable[RequestId], now_s: float) -> list[Effect]:
         """These could not be sent to their instance, which does not read its messages."""
@@ -196,7 +196,7 @@ class FrontendCore:
         for attempt_id in attempt_ids:
             effects += self._dispatcher.on_abort([attempt_id])
             effects.append(Fail(attempt_id, Failure.UNSENT))
-        return self._resend_and_say_farewell(effects, now_s)
+        return self._resend_and_acknowledge(effects, now_s)
 
     # ------------------------------------------------------------------------------- tokens
 
@@ -241,7 +241,7 @@ class FrontendCore:
             if attempts.has(attempts.request_of(attempt_id)):
                 self._streams.close(attempt_id)
                 effects += self._dispatcher.on_abort([attempt_id])
-                effects += self._send_again(attempts.anew(attempt_id), now_s)
+                effects += self._send_again(attempts.next_attempt(attempt_id), now_s)
         return effects
 
     def _note(self, delivery: Deliver, attempts: Attempts) -> Deliver:
@@ -272,7 +272,7 @@ class FrontendCore:
             if self._attempts is None:
                 effects.append(Fail(attempt_id, Failure.HANDED_BACK))
             else:
-                effects += self._send_again(self._attempts.anew(attempt_id), now_s)
+                effects += self._send_again(self._attempts.next_attempt(attempt_id), now_s)
         return effects
 
     def _send_again(self, again: Attempt, now_s: float) -> list[Effect]:
@@ -287,10 +287,10 @@ class FrontendCore:
             *self._dispatcher.on_request(ask, payload, now_s, token_ids),
         ]
 
-    def _resend_and_say_farewell(self, effects: Iterable[Effect], now_s: float) -> list[Effect]:
+    def _resend_and_acknowledge(self, effects: Iterable[Effect], now_s: float) -> list[Effect]:
         """Return the effects, with requests sent again in place of their failures where possible,
-        and the farewells that are due."""
-        return [*self._resend_or_fail(effects, now_s), *self._dispatcher.farewells()]
+        and the FinalAcks that are due."""
+        return [*self._resend_or_fail(effects, now_s), *self._dispatcher.final_acks()]
 
     def _resend_or_fail(self, effects: Iterable[Effect], now_s: float) -> list[Effect]:
         """Close the streams that failed; send again what died with an instance, and what is due

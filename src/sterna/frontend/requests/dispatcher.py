@@ -26,7 +26,7 @@ from sterna.messages.actors import (
     CancelDispatch,
     Dispatched,
     DispatchRequest,
-    Farewell,
+    FinalAck,
     Held,
     Membership,
     OwnerReply,
@@ -57,7 +57,7 @@ class Dispatcher:
         self._silent_until_s: float | None = None
         # By id: whether the instance is terminating.
         self._instances: dict[InstanceId, bool] = {}
-        # Terminating instances without and with a farewell of this front end; the version that
+        # Terminating instances without and with a FinalAck of this front end; the version that
         # identifies each termination (`emptied_since`).
         self._not_left: dict[InstanceId, int] = {}
         self._left: dict[InstanceId, int] = {}
@@ -165,7 +165,7 @@ class Dispatcher:
         """The instance has sent news of requests: tokens, or which instance has them."""
         self._num_heard[instance_id] += 1
         if instance_id in self._left:
-            # The news was under way when the farewell was sent, and voids it.
+            # The news was under way when the FinalAck was sent, and voids it.
             self._not_left[instance_id] = self._left.pop(instance_id)
 
     def on_moved(self, moved: RequestsMoved, now_s: float) -> list[Effect]:
@@ -223,12 +223,12 @@ class Dispatcher:
             effects.append(Fail(request_id, Failure.NO_INSTANCE))
         return effects + self._ownership.on_time(now_s)
 
-    def farewells(self) -> list[Effect]:
-        """Return a Farewell for each terminating instance that has no request of this front end.
+    def final_acks(self) -> list[Effect]:
+        """Return a FinalAck for each terminating instance that has no request of this front end.
 
-        Call this after every event. An instance ends only after the farewells of all front ends,
+        Call this after every event. An instance ends only after the FinalAcks of all front ends,
         when no request is under way to it. News that is under way from the instance voids its
-        farewell; another one follows.
+        FinalAck; another one follows.
         """
         if not self._not_left:
             return []
@@ -236,8 +236,8 @@ class Dispatcher:
         effects: list[Effect] = []
         for instance_id in left:
             since = self._left[instance_id] = self._not_left.pop(instance_id)
-            farewell = Farewell(self._frontend_id, since, self._num_heard[instance_id])
-            effects.append(ToInstance(instance_id, farewell, None))
+            final_ack = FinalAck(self._frontend_id, since, self._num_heard[instance_id])
+            effects.append(ToInstance(instance_id, final_ack, None))
         return effects
 
     def _is_silent(self, now_s: float) -> bool:

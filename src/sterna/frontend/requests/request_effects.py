@@ -8,7 +8,7 @@ from sterna.messages.actors import (
     AddRequest,
     CancelDispatch,
     DispatchRequest,
-    Farewell,
+    FinalAck,
     OwnerQuery,
 )
 from sterna.types import InstanceId, RequestId
@@ -39,7 +39,7 @@ class ToInstance:
     """Send this to the instance, with the payload if there is one."""
 
     instance_id: InstanceId
-    message: AddRequest | AbortRequests | OwnerQuery | Farewell
+    message: AddRequest | AbortRequests | OwnerQuery | FinalAck
     payload: bytes | None = None
 
 

@@ -144,7 +144,7 @@ class KvLayout:
 class KvCache:
     """The KV cache of one rank: the layouts of its groups, which share one pool of blocks.
 
-    A block belongs to one group at a time, so that the same bytes are laid out anew in each.
+    A block belongs to one group at a time, so that the same bytes have another layout in each.
 
     Attributes:
         groups: a layout for each KV cache group.

@@ -2,7 +2,7 @@
 
 from sterna.frontend.requests.dispatcher import Dispatcher
 from sterna.frontend.requests.request_effects import Effect, ToInstance
-from sterna.messages.actors import Dispatched, Farewell, RequestsMoved
+from sterna.messages.actors import Dispatched, FinalAck, RequestsMoved
 from tests.frontend.requests.test_dispatcher import (
     I0,
     I1,
@@ -17,8 +17,8 @@ from tests.frontend.requests.test_dispatcher import (
 from tests.frontend.requests.test_ownership import moved
 
 
-def farewell(version: int, num_heard: int = 0) -> Effect:
-    return ToInstance(I0, Farewell(ME, version, num_heard), None)
+def final_ack(version: int, num_heard: int = 0) -> Effect:
+    return ToInstance(I0, FinalAck(ME, version, num_heard), None)
 
 
 def tell(under_test: Dispatcher, message: RequestsMoved, now_s: float) -> None:
@@ -29,8 +29,8 @@ def tell(under_test: Dispatcher, message: RequestsMoved, now_s: float) -> None:
 def test_an_instance_without_requests_is_told_at_once() -> None:
     under_test = dispatcher(I0, I1)
     under_test.on_membership(membership(2, I0, I1, terminating=(I0,)), 1.0)
-    assert under_test.farewells() == [farewell(2)]
-    assert under_test.farewells() == []
+    assert under_test.final_acks() == [final_ack(2)]
+    assert under_test.final_acks() == []
 
 
 def test_an_instance_is_told_when_the_last_request_there_has_ended_or_moved() -> None:
@@ -39,69 +39,69 @@ def test_an_instance_is_told_when_the_last_request_there_has_ended_or_moved() ->
     request(under_test, R2)
     tell(under_test, moved(I0, 0, R1, R2), 0.5)
     under_test.on_membership(membership(2, I0, I1, scheduler=None, terminating=(I0,)), 1.0)
-    assert under_test.farewells() == []
+    assert under_test.final_acks() == []
     under_test.on_ended(R1)
-    assert under_test.farewells() == []
+    assert under_test.final_acks() == []
     tell(under_test, moved(I1, 1, R2), 2.0)
-    assert under_test.farewells() == [farewell(2, 1)]
+    assert under_test.final_acks() == [final_ack(2, 1)]
 
 
-def test_what_moves_to_an_instance_after_the_farewell_is_followed_by_another_one() -> None:
+def test_what_moves_to_an_instance_after_the_final_ack_is_followed_by_another_one() -> None:
     """Its migration was under way: the instance must not end before the tokens have arrived."""
     under_test = dispatcher(I0, I1, scheduler=None)
     request(under_test, R1)
     tell(under_test, moved(I1, 0, R1), 0.5)
     under_test.on_membership(membership(2, I0, I1, scheduler=None, terminating=(I0,)), 1.0)
-    assert under_test.farewells() == [farewell(2)]
+    assert under_test.final_acks() == [final_ack(2)]
     tell(under_test, moved(I0, 1, R1), 2.0)
-    assert under_test.farewells() == []
+    assert under_test.final_acks() == []
     under_test.on_ended(R1)
-    assert under_test.farewells() == [farewell(2, 1)]
+    assert under_test.final_acks() == [final_ack(2, 1)]
     # One that has ended here is none that would keep the instance.
     tell(under_test, moved(I0, 1, R1), 3.0)
-    assert under_test.farewells() == [farewell(2, 2)]
+    assert under_test.final_acks() == [final_ack(2, 2)]
 
 
-def test_what_was_on_its_way_is_followed_by_another_farewell() -> None:
+def test_what_was_on_its_way_is_followed_by_another_final_ack() -> None:
     """News of a move may overtake tokens from before it: they come over another connection."""
     under_test = dispatcher(I0, I1)
     under_test.on_membership(membership(2, I0, I1, terminating=(I0,)), 1.0)
-    assert under_test.farewells() == [farewell(2)]
+    assert under_test.final_acks() == [final_ack(2)]
     under_test.on_news(I1)
-    assert under_test.farewells() == []
+    assert under_test.final_acks() == []
     under_test.on_news(I0)
-    assert under_test.farewells() == [farewell(2, 1)]
-    assert under_test.farewells() == []
+    assert under_test.final_acks() == [final_ack(2, 1)]
+    assert under_test.final_acks() == []
 
 
 def test_it_is_said_once_for_each_emptying_whoever_supervises() -> None:
     under_test = dispatcher(I0, I1)
     under_test.on_membership(membership(2, I0, I1, terminating=(I0,)), 1.0)
-    assert under_test.farewells() == [farewell(2)]
+    assert under_test.final_acks() == [final_ack(2)]
     under_test.on_membership(membership(3, I0, I1, terminating=(I0,), since=2), 2.0)
-    assert under_test.farewells() == []
+    assert under_test.final_acks() == []
     # The news of the undo in between was lost with the supervisor.
     under_test.on_membership(membership(5, I0, I1, terminating=(I0,), since=5), 3.0)
-    assert under_test.farewells() == [farewell(5)]
+    assert under_test.final_acks() == [final_ack(5)]
 
 
-def test_an_abort_goes_before_the_farewell() -> None:
+def test_an_abort_goes_before_the_final_ack() -> None:
     under_test = dispatcher(I0, scheduler=None)
     request(under_test, R1)
     under_test.on_membership(membership(2, I0, I1, scheduler=None, terminating=(I0,)), 1.0)
-    effects = [*under_test.on_abort([R1]), *under_test.farewells()]
-    assert effects[-1] == farewell(2)
+    effects = [*under_test.on_abort([R1]), *under_test.final_acks()]
+    assert effects[-1] == final_ack(2)
     assert len(effects) == 2
 
 
-def test_after_an_undo_the_next_emptying_has_its_own_farewell() -> None:
+def test_after_an_undo_the_next_emptying_has_its_own_final_ack() -> None:
     under_test = dispatcher(I0, I1)
     under_test.on_membership(membership(2, I0, I1, terminating=(I0,)), 1.0)
-    assert under_test.farewells() == [farewell(2)]
+    assert under_test.final_acks() == [final_ack(2)]
     under_test.on_membership(membership(3, I0, I1), 2.0)
-    assert under_test.farewells() == []
+    assert under_test.final_acks() == []
     under_test.on_membership(membership(4, I0, I1, terminating=(I0,)), 3.0)
-    assert under_test.farewells() == [farewell(4)]
+    assert under_test.final_acks() == [final_ack(4)]
 
 
 def test_a_request_that_the_scheduler_sends_to_an_instance_being_emptied_goes_elsewhere() -> None:
