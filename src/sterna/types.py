@@ -21,19 +21,19 @@ FrontendId = NewType("FrontendId", int)
 RequestId = NewType("RequestId", str)
 MigrationId = NewType("MigrationId", str)
 
-_PREFIX_OF = "prefix of "
+_PREFIX_MARK = "/prefix"
 
 
 def prefix_id(request_id: RequestId) -> RequestId:
-    """The id under which the request's prefix moves alone, to where the request will be. No front
-    end gives a request such an id."""
-    return RequestId(_PREFIX_OF + request_id)
+    """The id under which the request's prefix moves alone, to where the request will be. Ids of
+    engine requests end with random digits, whatever name a client has given."""
+    return RequestId(request_id + _PREFIX_MARK)
 
 
 def whose_prefix(request_id: RequestId) -> RequestId | None:
     """The request whose prefix moves under this id; None for that of a request."""
-    if request_id.startswith(_PREFIX_OF):
-        return RequestId(request_id.removeprefix(_PREFIX_OF))
+    if request_id.endswith(_PREFIX_MARK):
+        return RequestId(request_id.removesuffix(_PREFIX_MARK))
     return None
 
 

@@ -495,9 +495,11 @@ def test_an_instance_does_not_end_while_one_of_its_peers_waits_for_an_answer() -
     effects = under_test.on_message(terminating(4), [], 2.0)
     effects += under_test.on_outcome(MigrationId("i1-1"), BlocksReserved(0, ()), 2.0)
     assert EMPTIED not in effects
+    # The engine shows the freed memory before it says that the memory is free.
+    assert EMPTIED not in under_test.on_view(view(), 2.0)
     effects = under_test.on_outcome(MigrationId("i1-1"), ReservationFreed(), 2.0)
     assert not under_test.has_open_migrations
-    assert EMPTIED in [*effects, *under_test.on_view(view(), 3.0)]
+    assert EMPTIED in effects
 
 
 def test_while_there_is_no_supervisor_the_end_is_told_to_the_next_one() -> None:

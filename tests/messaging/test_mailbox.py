@@ -21,6 +21,7 @@ from sterna.messaging import mailbox as mailbox_module
 from sterna.messaging.framing import PART_BYTES
 from sterna.messaging.mailbox import BURST, HANDSHAKE_TIMEOUT_MS, TICK_S, Mailbox, draw_keys
 from sterna.messaging.reliable_channel import MESSAGE, PROBE, RECEIPT, Head
+from sterna.runtime.processes.limits import raise_limit
 from sterna.types import RequestId
 from tests.descriptors import descriptors_left
 
@@ -498,6 +499,23 @@ def test_messages_to_a_new_peer_wait_until_there_are_descriptors_for_its_socket(
 
     asyncio.run(test())
     assert caplog.text.count("its messages wait") == 1
+
+
+def test_more_than_a_thousand_peers_have_a_socket_each() -> None:
+    """By default a context of ZeroMQ has 1,023 sockets at most."""
+
+    async def test() -> None:
+        async with a_pair(None) as (one, other):
+            port = other.address.rpartition(":")[2]
+            for number in range(1_024):
+                # Nothing listens there.
+                address = f"tcp://127.1.{number // 256}.{number % 256}:{port}"
+                assert one.send(address, a_message("lost"))
+            one.send(other.address, a_message("last"))
+            assert await other.receive() == (a_message("last"), [])
+
+    raise_limit()
+    asyncio.run(test())
 
 
 def test_a_peer_that_leaves_before_there_is_a_socket_for_it_is_forgotten() -> None:

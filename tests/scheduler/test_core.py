@@ -134,6 +134,10 @@ def test_a_request_of_a_front_end_that_died_gets_no_instance() -> None:
     core = serving()
     core.on_message(ask(), 0.0)
     core.on_membership(membership(2, frontends=(F1,)), 0.5)
+    # This one was under way when its front end died.
+    late = structs.replace(ask(), request_id=RequestId("late"))
+    assert core.on_message(late, 0.5) == []
+    assert core.undispatched == []
     assert core.on_message(report(I0), 1.0) == []
     assert core.on_membership(membership(3, I0, frontends=(F0, F1)), 1.5)
     assert sent(core.on_message(ask(), 2.0)) == [ToMailbox("front end 0", Dispatched(R, I0, 1))]

@@ -396,7 +396,9 @@ class InstanceCore:
         """An effect of a migration had this outcome, or something happened to its transfer."""
         if isinstance(event, Drained):
             self._drained_s[migration_id] = now_s
-        return self._on_llumlet(self._llumlet.on_outcome(migration_id, event, now_s), now_s)
+        effects = self._on_llumlet(self._llumlet.on_outcome(migration_id, event, now_s), now_s)
+        # The view without its reservation may have come before, while the migration was open.
+        return [*effects, *self._notify_if_emptied()]
 
     def on_outputs(
         self,
@@ -464,7 +466,7 @@ class InstanceCore:
     def on_tick(self, now_s: float) -> list[InstanceEffect]:
         """Time has passed; due at `next_deadline_s`, harmless at any other time."""
         effects = self._on_llumlet(self._llumlet.on_tick(now_s), now_s)
-        return [*effects, *self._hand_back()]
+        return [*effects, *self._hand_back(), *self._notify_if_emptied()]
 
     def _hand_back(self) -> list[InstanceEffect]:
         """Give back to their front ends the requests that cannot leave otherwise while they run,

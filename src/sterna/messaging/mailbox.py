@@ -64,6 +64,9 @@ CONNECT_TIMEOUT_MS, HANDSHAKE_TIMEOUT_MS = 3000, 5000
 kernel would wait longer and longer between its attempts, and be a minute late when the link works
 again."""
 
+MAX_PEERS = 16_384
+"""Limit of sockets to send by; ZeroMQ's own is 1,023."""
+
 WRAPPING_BYTES = 1024
 """Upper bound of the bytes that a head and CURVE add to a frame."""
 
@@ -90,6 +93,7 @@ class Mailbox:
 
     def __init__(self, host: str, keys: MailboxKeys | None = None) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, MAX_PEERS)
         self._authenticator = None if keys is None else _Authenticator(self._context, keys)
         socket = self._context.socket(zmq.PULL)
         socket.setsockopt(zmq.RCVHWM, SEND_QUEUE_LIMIT)

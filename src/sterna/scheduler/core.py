@@ -77,6 +77,7 @@ class SchedulerCore:
         self._present: set[InstanceId] = set()
         self._joined: set[InstanceId] = set()
         self._frontends: dict[FrontendId, str] = {}
+        self._gone_frontends: set[FrontendId] = set()
         self._reports: dict[InstanceId, LoadReport] = {}
         # Migrations and instances that the front ends' metrics do not count yet.
         self._ended: list[MigrationEnd] = []
@@ -159,6 +160,9 @@ class SchedulerCore:
                 if self._expects(instance_id, message.listed_in):
                     self._prefixes.on_report(message)
                 return []
+            case DispatchRequest(frontend_id) if frontend_id in self._gone_frontends:
+                # It was under way when its front end died.
+                return []
             case DispatchRequest(frontend_id, request_id):
                 effects = self._translate(self._core.on_request(message, now_s))
                 if self._core.waits(request_id):
@@ -201,6 +205,7 @@ class SchedulerCore:
         self._present = present
         self._joined = instances.keys() | coming
         self._frontends = frontends
+        self._gone_frontends = (self._gone_frontends | set(gone_frontends)) - frontends.keys()
         effects: list[rules.Effect] = []
         for instance_id in new_instances:
             effects += self._core.on_instance_joined(instance_id, now_s)

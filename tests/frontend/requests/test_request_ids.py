@@ -3,7 +3,7 @@
 import pytest
 
 from sterna.frontend.requests.request_ids import choice_of, client_id, meant, name_of_slot, slot_of
-from sterna.types import RequestId
+from sterna.types import RequestId, prefix_id, whose_prefix
 
 CHAT = RequestId("chatcmpl-tern-9f86d081")
 CHOICES = [RequestId("0_chatcmpl-gull-0a1b2c3d"), RequestId("1_chatcmpl-gull-0a1b2c3d")]
@@ -67,6 +67,8 @@ def test_a_clients_own_plus_sign_is_part_of_its_name():
         ("cmpl-tern-0", "cmpl-tern-0"),
         ("1_cmpl-tern-3", "cmpl-tern-3"),
         ("chatcmpl-tern-0123abcd", "chatcmpl-tern-0123abcd"),
+        # A client's own name, of /v1/responses.
+        ("7_tern_0", "7_tern_0"),
     ],
 )
 def test_an_engine_request_has_a_name_that_is_the_same_in_every_run(slot: str, name: str):
@@ -78,3 +80,16 @@ def test_an_engine_request_has_a_name_that_is_the_same_in_every_run(slot: str, n
 
 def test_an_engine_request_says_which_choice_it_computes():
     assert [choice_of(each) for each in (CHAT, *CHOICES)] == [0, 0, 1]
+
+
+def test_a_name_that_begins_like_a_choice_is_none():
+    """A client's own, of /v1/responses."""
+    request_id = RequestId("7_tern_0-9f86d081")
+    assert choice_of(request_id) == 0
+    assert meant("tern_0", [request_id]) == []
+
+
+@pytest.mark.parametrize("name", ["prefix of tern", "tern/prefix", "/prefix"])
+def test_no_name_of_a_client_is_taken_for_a_moving_prefix(name: str):
+    assert whose_prefix(RequestId(f"{name}_0-9f86d081")) is None
+    assert whose_prefix(prefix_id(RequestId(name))) == name

@@ -19,7 +19,8 @@ from collections.abc import Iterable
 from sterna.frontend.requests.attempts import ATTEMPT_MARK
 from sterna.types import RequestId
 
-_CHOICE = re.compile(r"^(\d+)_")
+# The routes with `n`; on others clients may give names that begin like a choice.
+_CHOICE = re.compile(r"^(\d+)_(?=chatcmpl-|cmpl-|generate-tokens-)")
 _RANDOM_SUFFIX = re.compile(r"-[0-9a-f]{8}$")
 _PROMPT_NUMBER = re.compile(r"-\d+$")
 _ATTEMPT = re.compile(r"(?<=-[0-9a-f]{8})" + re.escape(ATTEMPT_MARK) + r"\d+$")
