@@ -128,6 +128,25 @@ def test_what_is_handed_back_has_been_heard():
     assert effects[-1] == final_ack(I0, 1)
 
 
+@pytest.mark.parametrize("config", [CONFIG, ABORT])
+def test_an_end_before_tokens_that_the_client_has_leaves_no_stream_without_an_end(
+    config: FrontendConfig,
+):
+    """An instance that has died gave the later tokens; its source took the request back, and drew
+    others."""
+    under_test = started(I0, I1, config=config)
+    under_test.tokens(I0, 0, 10)
+    under_test.core.on_message(RequestsMoved(I1, (R1,), (1,), 1), (), 1.0)
+    under_test.tokens(I1, 1, 11, 12)
+    under_test.core.on_message(membership(2, I0), (), 2.0)
+    under_test.core.on_message(OwnerReply(I0, 1, (R1,)), (), 2.0)
+    effects = under_test.tokens(I0, 1, 11, ends=True)
+    if config is ABORT:
+        assert effects == [Fail(R1, Failure.TOKENS_LOST)]
+    else:
+        assert effects == [abort(I0), *again(I0, 1, 10, 11, 12)]
+
+
 # ----------------------------------------------------------------------------- of another front end
 
 

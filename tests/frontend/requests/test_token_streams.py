@@ -78,10 +78,11 @@ def test_an_end_that_comes_with_repeated_tokens_only_still_ends_the_stream():
     assert under_test.num_delivered(R1) is None
 
 
-def test_an_end_behind_the_stream_is_dropped():
+def test_an_end_behind_the_stream_is_not_delivered_but_reported():
     under_test = streams()
     take(under_test, span(0, 3))
-    assert take(under_test, span(2, 0, is_finished=True)) == []
+    outcome = under_test.on_batch([span(2, 0, is_finished=True)], [b""], 0.0)
+    assert (outcome.deliveries, outcome.ended_behind) == ([], [R1])
 
 
 def test_an_output_without_tokens_is_delivered_at_its_place():

@@ -214,6 +214,10 @@ class FrontendCore:
             for delivery in outcome.deliveries:
                 if delivery.is_finished:
                     self._dispatcher.on_ended(delivery.request_id)
+            for attempt_id in outcome.ended_behind:
+                self._streams.close(attempt_id)
+                self._dispatcher.on_ended(attempt_id)
+                effects.append(Fail(attempt_id, Failure.TOKENS_LOST))
         else:
             effects = self._deliver(outcome, self._attempts, now_s)
         if outcome.strays:
@@ -224,8 +228,8 @@ class FrontendCore:
         return effects
 
     def _deliver(self, outcome: Outcome, attempts: Attempts, now_s: float) -> list[Effect]:
-        """Deliver, and note the delivered tokens. An attempt whose repeated tokens contradict those
-        of the client delivers nothing further, and is sent again."""
+        """Deliver, and note the delivered tokens. An attempt whose repeated tokens, or whose end,
+        contradict those of the client delivers nothing further, and is sent again."""
         effects: list[Effect] = []
         contradicting: list[RequestId] = []
         for each in _in_order(outcome):
@@ -237,7 +241,7 @@ class FrontendCore:
             token_ids = self._payloads.token_ids_of(each.payload)
             if attempts.differs(each.request_id, each.first_index, token_ids):
                 contradicting.append(each.request_id)
-        for attempt_id in contradicting:
+        for attempt_id in dict.fromkeys([*contradicting, *outcome.ended_behind]):
             if attempts.has(attempts.request_of(attempt_id)):
                 self._streams.close(attempt_id)
                 effects += self._dispatcher.on_abort([attempt_id])

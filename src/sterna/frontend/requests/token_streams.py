@@ -41,12 +41,15 @@ class Outcome:
         repeats: what was cut or dropped, in order.
         advanced: spans of the batch with later tokens than all that their streams got before.
         ended: streams whose end is in the batch, while earlier tokens are still missing.
+        ended_behind: streams whose instance has ended them before tokens that were delivered: they
+            were another instance's, whose death gave the request back.
         strays: requests of the batch without an open stream that their instance still computes.
     """
 
     deliveries: list[Deliver]
     advanced: list[TokenSpan]
     ended: list[RequestId]
+    ended_behind: list[RequestId]
     strays: list[RequestId]
     repeats: list[Repeat]
 
@@ -93,7 +96,7 @@ class TokenStreams:
         self, spans: Sequence[TokenSpan], payloads: Sequence[bytes], now_s: float
     ) -> Outcome:
         """Take in a batch, one payload for each span, and return what to do with it."""
-        outcome = Outcome([], [], [], [], [])
+        outcome = Outcome([], [], [], [], [], [])
         for span, payload in zip(spans, payloads, strict=True):
             stream = self._streams.get(span.request_id)
             if stream is None:
@@ -164,6 +167,8 @@ class TokenStreams:
             end == stream.next_index and first < end and not is_finished
         )
         if is_behind:
+            if is_finished:
+                outcome.ended_behind.append(request_id)
             return True
         num_repeated = stream.next_index - first
         outcome.deliveries.append(Deliver(request_id, payload, num_repeated, is_finished))
