@@ -334,6 +334,14 @@ def test_one_instance_gets_all(policy: PolicyConfig) -> None:
     assert dispatch_all([new_request()] * 2, with_requests(3), policy) == ["i0", "i0"]
 
 
+@pytest.mark.parametrize("policy", PRESETS.values(), ids=lambda each: each.name)
+def test_engines_without_a_kv_cache_get_requests(policy: PolicyConfig) -> None:
+    """Models that only embed, for example: no memory, and requests that need none."""
+    loads = [InstanceLoad(InstanceId(f"i{n}"), 1, 0, 0, 0, 0, n, 0) for n in range(3)]
+    request = replace(new_request(), demand_tokens=0)
+    assert choose(request, [Candidate(each) for each in loads], policy) in ("i0", "i1", "i2")
+
+
 def test_vllms_data_parallelism_takes_the_rank_with_the_fewest_requests() -> None:
     assert choose(new_request(), with_requests(5, 3, 4), VLLM_DP) == "i1"
 

@@ -206,6 +206,22 @@ def test_an_operator_starts_no_more_than_the_maximum(num_instances: int, is_refu
     assert core.fleet.wanted == (2 if is_refused else 3)
 
 
+def test_an_operator_starts_instances_beside_all_that_serve() -> None:
+    """A drained one serves on, although the one in its place had come up."""
+    core = SupervisorCore(serving(I0, I1))
+    core.fleet.max_instances = 4
+    core.fleet.min_instances = 2
+    for each in started(core.fleet.on_terminate(I1, Cause.OPERATOR, 0.0)):
+        core.fleet.on_started(each, 1.0)
+    core.fleet.on_undo(I1, 2.0)
+    assert len(core.fleet.in_phase(Phase.SERVING)) == 3
+    reply = core.on_message(StartInstances("operator", 3, 2), 3.0)[-1]
+    error = "3 instances are wanted, and --max-instances is 4"
+    assert reply == ToMailbox("operator", AdminReply(3, b"null", error))
+    effects = core.on_message(StartInstances("operator", 4, 1), 4.0)
+    assert sum(isinstance(each, Start) for each in effects) == 1
+
+
 def test_a_restart_adds_its_options_to_those_that_the_instances_have() -> None:
     """Those of a restart that was given up count no more."""
     core = SupervisorCore(serving(I0, I1), {0: ("--seed=1",)})
@@ -241,7 +257,8 @@ def test_what_an_operator_was_promised_everybody_is_told(
     effects = core.on_message(order, 1.5)
     assert not any(isinstance(each, Start) for each in effects)
     assert Announce() in effects
-    assert effects[-1] == ToMailbox("operator", AdminReply(3, b"null", None))
+    body = b'{"generation":1}' if isinstance(order, RestartInstances) else b"null"
+    assert effects[-1] == ToMailbox("operator", AdminReply(3, body, None))
 
 
 def test_what_a_dead_supervisor_said_last_never_overrules_its_successor() -> None:

@@ -145,7 +145,7 @@ def _vllm_dp_score(candidate: Candidate) -> float:
     """
     load = candidate.load
     num_waiting = load.num_queuing + len(candidate.in_flight)
-    usage = load.used_tokens / load.total_tokens
+    usage = load.used_tokens / max(1, load.total_tokens)
     return load.num_running + num_waiting + 6.0 * num_waiting * max(0.0, usage - 0.5)
 
 

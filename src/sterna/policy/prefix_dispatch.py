@@ -82,7 +82,8 @@ def _soonest(request: NewRequest, eligible: CandidateTable, rule: Soonest) -> Ch
     # much younger, and the likelier to be asked for again.
     dispatched_tokens = columns[NUM_DISPATCHED_TOKENS]
     eviction = dispatched_tokens - dispatched_tokens[dispatched_tokens.argmin()]
-    eviction /= columns[TOTAL_TOKENS]
+    # A model may have no KV cache.
+    eviction /= np.maximum(columns[TOTAL_TOKENS], 1)
     eviction *= rule.eviction_weight * uncached_tokens
     # A decode step takes longer for each request there, and this one adds to the steps of each. A
     # headroom counts as if other requests used it: it keeps the steps of its owners short.

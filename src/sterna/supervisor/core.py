@@ -179,7 +179,10 @@ class SupervisorCore:
             effects += begun
         except SternaError as refusal:
             error = str(refusal)
-        reply = ToMailbox(order.reply_to, AdminReply(order.query_id, b"null", error))
+        body = b"null"
+        if isinstance(order, RestartInstances) and error is None:
+            body = msgspec.json.encode({"generation": self.fleet.generation})
+        reply = ToMailbox(order.reply_to, AdminReply(order.query_id, body, error))
         return [*effects, reply]
 
     def _effects_of(self, order: Order, now_s: float) -> list[FleetEffect]:
@@ -193,10 +196,10 @@ class SupervisorCore:
                     raise FleetError(
                         f"can start 1 to {NUM_INSTANCES_AT_ONCE} instances, not {num_instances}"
                     )
-                limit = self.fleet.max_instances
-                if limit is not None and self.fleet.wanted + num_instances > limit:
+                limit, num_kept = self.fleet.max_instances, self.fleet.num_kept
+                if limit is not None and num_kept + num_instances > limit:
                     raise FleetError(
-                        f"{self.fleet.wanted} instances are wanted, and --max-instances is {limit}"
+                        f"{num_kept} instances are wanted, and --max-instances is {limit}"
                     )
                 return self.fleet.on_add(num_instances, now_s)
             case RestartInstances(_, _, has_surge, options):

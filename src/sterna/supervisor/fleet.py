@@ -140,6 +140,12 @@ class Fleet:
         return self._generation
 
     @property
+    def num_kept(self) -> int:
+        """The number of instances that are wanted, or serve although fewer are: a drained one whose
+        replacement had begun may have been told to serve on."""
+        return max(self.wanted, len(self.in_phase(Phase.SERVING)))
+
+    @property
     def is_restarting(self) -> bool:
         """Whether instances of an older generation are still to be replaced."""
         return any(self._is_outdated(each) for each in self.members.values())
@@ -180,7 +186,7 @@ class Fleet:
 
     def on_add(self, num_instances: int, now_s: float) -> list[FleetEffect]:
         """This number of further instances is wanted, up to the maximum."""
-        self.wanted = self._at_most(self.wanted + num_instances)
+        self.wanted = self._at_most(self.num_kept + num_instances)
         return self._reconcile(now_s)
 
     def on_terminate(

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -80,12 +80,13 @@ class Cluster:
     """A server that shows its instances as they are in one look after the other.
 
     Attributes:
-        looks: what is still to be shown; a look beyond them is refused, and ends the command.
+        looks: what is still to be shown, None where it cannot be; a look beyond them is refused,
+            and ends the command.
         ordered: the path and the body of each order.
         keys: with which it was asked for anything.
     """
 
-    looks: list[Rows]
+    looks: Sequence[Rows | None]
     ordered: list[tuple[str, Any]] = field(default_factory=list)
     keys: set[str | None] = field(default_factory=set)
 
@@ -96,16 +97,20 @@ class Cluster:
         class Answers(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 assert self.path == "/admin/instances"
-                self._answer(cluster.looks.pop(0) if cluster.looks else None)
+                if cluster.looks:
+                    look, *cluster.looks = cluster.looks
+                    self._answer(look, 503 if look is None else 200)
+                else:
+                    self._answer(None, 410)
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 cluster.ordered.append((self.path, json.loads(body)))
-                self._answer({})
+                self._answer({"generation": 4} if self.path == "/admin/restart" else {})
 
-            def _answer(self, content: Any) -> None:
+            def _answer(self, content: Any, status: int = 200) -> None:
                 cluster.keys.add(self.headers["Authorization"])
-                self.send_response(410 if content is None else 200)
+                self.send_response(status)
                 self.end_headers()
                 self.wfile.write(json.dumps(content).encode())
 
@@ -208,7 +213,7 @@ def test_a_restart_ends_when_every_instance_is_new(
     capsys: pytest.CaptureFixture[str], looks: list[Rows], said: str
 ) -> None:
     """Its first look may come before the supervisor has done anything."""
-    cluster = Cluster([OLD, *looks])
+    cluster = Cluster(looks)
     assert run(cluster, "restart", "--rolling", "--", "--max-num-seqs", "64") == 0
     assert capsys.readouterr() == ("restarted: i2, i3 serve\n", said)
     options = ["--max-num-seqs", "64"]
@@ -227,7 +232,7 @@ def test_a_restart_ends_when_every_instance_is_new(
 def test_a_restart_that_was_given_up_is_told(
     capsys: pytest.CaptureFixture[str], begun: Rows
 ) -> None:
-    cluster = Cluster([OLD, OLD, begun, [], OLD])
+    cluster = Cluster([OLD, begun, [], OLD])
     assert run(cluster, "restart", "--rolling", "--no-surge") == 1
     assert "sterna: error: the restart was given up" in capsys.readouterr().err
     assert cluster.ordered == [("/admin/restart", {"options": [], "surge": False})]
@@ -239,15 +244,54 @@ def test_a_restart_is_not_given_up_while_an_old_instance_comes_back(
 ) -> None:
     terminating = [row("i0", "terminating"), OLD[1]]
     new = [row("i2", "running", generation=4)]
-    assert run(Cluster([OLD, terminating, terminating, new]), "restart", "--rolling") == 0
+    assert run(Cluster([terminating, terminating, new]), "restart", "--rolling") == 0
     assert capsys.readouterr().out == "restarted: i2 serve\n"
+
+
+def test_a_restart_that_goes_on_without_surge_ends_when_every_instance_is_new(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The first one of its generation found no place."""
+    pending = [*OLD, row("i2", "pending", "no node has 1 GPUs free", generation=4)]
+    new = [row("i2", "running", generation=4), row("i3", "running", generation=4)]
+    emptied = [row("i0", "terminating"), OLD[1], row("i2", "starting", generation=4)]
+    cluster = Cluster([pending, emptied, new])
+    assert run(cluster, "restart", "--rolling", "--no-surge") == 0
+    assert capsys.readouterr().out == "restarted: i2, i3 serve\n"
+
+
+def test_a_restart_that_never_begins_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """It was given up before anything of it could be seen."""
+    assert run(Cluster([OLD] * 100), "restart", "--rolling") == 1
+    assert "the restart was given up" in capsys.readouterr().err
+
+
+def test_a_start_that_is_withdrawn_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = Cluster([OLD, [*OLD, row("i2", "pending", "no GPU is free")], *[OLD] * 100])
+    assert run(cluster, "start") == 1
+    said = capsys.readouterr().err
+    assert "i2 did not come up" in said
+    assert "0 of 1 instances have started, and no other one starts" in said
+
+
+@pytest.mark.parametrize("num_failed", [59, 60])
+def test_commands_watch_on_while_a_part_of_the_server_is_replaced(
+    capsys: pytest.CaptureFixture[str], num_failed: int
+) -> None:
+    new = [row("i2", "running", generation=4)]
+    cluster = Cluster([[row("i0", "terminating")], *[None] * num_failed, new])
+    is_too_long = num_failed == 60
+    assert run(cluster, "restart", "--rolling") == is_too_long
+    out, said = capsys.readouterr()
+    assert out == ("" if is_too_long else "restarted: i2 serve\n")
+    assert ("What was ordered goes on" in said) == is_too_long
 
 
 @pytest.mark.parametrize(
     ("command", "num_looks", "said"),
     [
         (("start", "3"), 1, "starting; `sterna instances` shows how far it is"),
-        (("restart", "--rolling"), 1, "restarting; `sterna instances` shows how far it is"),
+        (("restart", "--rolling"), 0, "restarting; `sterna instances` shows how far it is"),
         (("drain", "i0"), 0, "i0 is being drained; `sterna instances` shows how far it is"),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else None,

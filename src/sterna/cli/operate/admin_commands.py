@@ -7,6 +7,7 @@ import os
 import urllib.error
 import urllib.parse
 import urllib.request
+from http import HTTPStatus
 from typing import Any
 
 from sterna.cli.operate.explain_text import explained
@@ -19,6 +20,10 @@ REQUEST_TIMEOUT_S = 60.0
 
 class ServerError(SternaError):
     """The server could not be reached, or refused a command; the message is for the operator."""
+
+
+class UnavailableError(ServerError):
+    """The server could not be reached, or a part of it is being replaced: it may answer later."""
 
 
 def add_commands(commands: Any) -> None:
@@ -103,7 +108,8 @@ def ask(url: str, method: str, path: str, api_key: str | None, body: Any = None)
     """Send one request to the server's admin API; returns the decoded answer.
 
     Raises:
-        ServerError: there is no server at `url`, or it refused.
+        UnavailableError: there is no server at `url`, or it cannot answer at this moment.
+        ServerError: it refused.
     """
     headers = {"Content-Type": "application/json"}
     if api_key:
@@ -118,10 +124,12 @@ def ask(url: str, method: str, path: str, api_key: str | None, body: Any = None)
         with urllib.request.urlopen(request, timeout=REQUEST_TIMEOUT_S) as answer:
             return json.load(answer)
     except urllib.error.HTTPError as error:
-        raise ServerError(_reason(error)) from error
+        is_unavailable = error.code == HTTPStatus.SERVICE_UNAVAILABLE
+        kind = UnavailableError if is_unavailable else ServerError
+        raise kind(_reason(error)) from error
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
-        raise ServerError(
+        raise UnavailableError(
             f"no Sterna server answers at {url} ({reason}); start one with `sterna serve`, or name "
             "it with --url"
         ) from error

@@ -9,12 +9,27 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from sterna.cli.operate.admin_commands import ServerError, add_server_options, ask
+from sterna.cli.operate.admin_commands import (
+    ServerError,
+    UnavailableError,
+    add_server_options,
+    ask,
+)
 
 POLL_INTERVAL_S = 0.5
 
 NUM_LATE_POLLS = 4
 """The scheduler, which is polled, may learn of a drain a little later than the supervisor."""
+
+NUM_IDLE_POLLS = 90
+"""Polls in a row without an instance that comes or goes, after which no start is expected: longer
+than the supervisor waits between two attempts."""
+
+NUM_FAILED_POLLS = 60
+"""Polls in a row without an answer, after which a command no longer watches: a front end or a
+scheduler is replaced sooner."""
+
+_COMING = ("pending", "starting", "warm")
 
 Row = dict[str, Any]
 Rows = list[Row]
@@ -102,25 +117,34 @@ def _start(args: argparse.Namespace) -> int:
     if args.no_wait:
         print("starting; `sterna instances` shows how far it is")
         return 0
+    num_idle = 0
     for rows in _watch(args, lambda row: row["id"] not in before):
-        ready = [row["id"] for row in rows if row["id"] not in before and row["state"] == "running"]
+        new = [row for row in rows if row["id"] not in before]
+        ready = [row["id"] for row in new if row["state"] == "running"]
         if len(ready) >= args.num:
             print(f"{', '.join(ready)} can serve")
             return 0
+        num_idle = 0 if any(row["state"] in _COMING for row in new) else num_idle + 1
+        if num_idle == NUM_IDLE_POLLS:
+            raise ServerError(
+                f"{len(ready)} of {args.num} instances have started, and no other one starts: "
+                "auto-scaling may have withdrawn the start; the server's log says why"
+            )
     return 1
 
 
 def _restart(args: argparse.Namespace) -> int:
     body = {"options": args.options, "surge": not args.no_surge}
-    before = max((row["generation"] for row in _instances(args)), default=0)
-    ask(args.url, "POST", "/admin/restart", args.api_key, body)
+    begun = ask(args.url, "POST", "/admin/restart", args.api_key, body)
     if args.no_wait:
         print("restarting; `sterna instances` shows how far it is")
         return 0
     has_begun = False
-    for rows in _watch(args, lambda row: row["state"] != "running"):
-        is_new = [row["generation"] > before for row in rows]
+    for number, rows in enumerate(_watch(args, lambda row: row["state"] != "running")):
+        is_new = [row["generation"] >= begun["generation"] for row in rows]
         has_begun = has_begun or any(is_new) or any(row["state"] == "terminating" for row in rows)
+        # One that is given up at once is never seen to begin.
+        has_begun = has_begun or number >= NUM_IDLE_POLLS
         if rows and all(is_new) and all(row["state"] in ("running", "warm") for row in rows):
             print(f"restarted: {', '.join(row['id'] for row in rows)} serve")
             return 0
@@ -134,10 +158,26 @@ def _restart(args: argparse.Namespace) -> int:
 
 
 def _watch(args: argparse.Namespace, is_shown: Callable[[Row], bool]) -> Iterator[Rows]:
-    """Poll the instances without end; print the changes of those for which `is_shown` holds."""
+    """Poll the instances without end; print the changes of those for which `is_shown` holds.
+
+    Raises:
+        ServerError: the server refuses, or has not answered for long.
+    """
     shown: dict[str, str] = {}
+    num_failed = 0
     while True:
-        rows = _instances(args)
+        try:
+            rows = _instances(args)
+        except UnavailableError as error:
+            num_failed += 1
+            if num_failed == NUM_FAILED_POLLS:
+                raise ServerError(
+                    f"{error}. What was ordered goes on if the server does; `sterna instances` "
+                    "shows how far it is"
+                ) from error
+            time.sleep(POLL_INTERVAL_S)
+            continue
+        num_failed = 0
         for line in changes(shown, rows, is_shown):
             print(line, file=sys.stderr, flush=True)
         yield rows

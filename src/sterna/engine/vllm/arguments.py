@@ -224,6 +224,11 @@ def with_options(
     """
     if not options:
         return args
+    if any(each == "--config" or each.startswith("--config=") for each in options):
+        # vLLM's parser replaces it by the options in the file, which may be others at each start.
+        raise ConfigurationError(
+            "--config is not for a rolling restart: give the options themselves"
+        )
     _, serve_parser = make_serve_parser()
     # Only given options may be in the result.
     serve_parser._defaults.clear()

@@ -232,7 +232,7 @@ class MovingPrefixes:
     def __init__(self, coordinator: KVCacheCoordinator) -> None:
         self._pool = coordinator.block_pool
         managers = coordinator.single_type_managers
-        self._block_tokens = managers[0].block_size
+        self._block_tokens = managers[0].block_size if managers else 1
         self.can_move = len(managers) == 1 and _keeps_all(managers[0])
         self._kept: dict[RequestId, _KeptPrefix] = {}
 

@@ -15,7 +15,8 @@
     POST /admin/drain       {instance, undo} -> null: empty the instance, then end it; or let it
                             serve on
     POST /admin/start       {instances} -> null: start this number of instances more
-    POST /admin/restart     {options, surge} -> null: replace every instance, one at a time
+    POST /admin/restart     {options, surge} -> {generation}: replace every instance, one at a
+                            time, by one of this generation
 
 The last three return when the work has begun; /admin/instances shows its progress.
 
@@ -183,8 +184,8 @@ def add_admin_routes(
         body = await _body(request, RestartBody)
         # vLLM may read files for the check, and streams must not wait for that.
         await asyncio.to_thread(check_options, body.options)
-        await operators.restart(body.options, has_surge=body.surge)
-        return JSONResponse(None, HTTPStatus.ACCEPTED)
+        begun = await operators.restart(body.options, has_surge=body.surge)
+        return JSONResponse(begun, HTTPStatus.ACCEPTED)
 
     app.include_router(router)
     document = page()

@@ -269,8 +269,9 @@ class Operators:
             lambda query_id: StartInstances(self._own_address, query_id, num_instances)
         )
 
-    async def restart(self, options: tuple[str, ...], *, has_surge: bool) -> None:
-        """Replace every instance, one at a time; returns when that has begun.
+    async def restart(self, options: tuple[str, ...], *, has_surge: bool) -> Described:
+        """Replace every instance, one at a time; returns when that has begun, with the `generation`
+        of the new ones.
 
         Args:
             options: vLLM's options, which override those of the engines.
@@ -278,11 +279,13 @@ class Operators:
 
         Raises: as `drain`.
         """
-        await self._ask_supervisor(
+        reply = await self._ask_supervisor(
             lambda query_id: RestartInstances(self._own_address, query_id, has_surge, options)
         )
+        described: Described = _decoded(reply)
+        return described
 
-    async def _ask_supervisor(self, message: Callable[[int], WireMessage]) -> None:
+    async def _ask_supervisor(self, message: Callable[[int], WireMessage]) -> AdminReply:
         def send(query_id: int) -> None:
             if not self._peers.send_to_supervisor(message(query_id)):
                 raise UnansweredError("there is no supervisor at this moment; try again")
@@ -290,6 +293,7 @@ class Operators:
         reply = await self._questions.ask(None, send, name=SUPERVISOR)
         if reply.error is not None:
             raise FleetError(reply.error)
+        return reply
 
     @property
     def _own_address(self) -> str:

@@ -106,11 +106,11 @@ class Supervisor:
                 max_instances=None if scaling is None else scaling.max_instances,
             )
         )
-        instances = [
-            self._start_instance(effect.instance_id, effect.generation)
-            for effect in self._fleet.begin(_now_s())
-            if isinstance(effect, Start)
-        ]
+        for effect in self._fleet.begin(_now_s()):
+            if isinstance(effect, Start):
+                start = self._start_instance(effect.instance_id, effect.generation)
+                self._starts[effect.instance_id] = asyncio.ensure_future(start)
+        instances = [self._until_up(*each) for each in self._starts.items()]
         preparing = asyncio.ensure_future(self._services.prepare())
         await asyncio.gather(preparing, self._services.start_scheduler(), *instances)
         await self._services.start_frontends(preparing.result())
@@ -284,6 +284,23 @@ class Supervisor:
             self._carry_out(self._fleet.on_start_failed(instance_id, reason, _now_s()))
         finally:
             self._starts.pop(instance_id, None)
+
+    async def _until_up(self, instance_id: InstanceId, start: asyncio.Future[None]) -> None:
+        """Wait for one of the first instances, unless auto-scaling calls its start off.
+
+        Raises:
+            InstanceStartError: it did not start.
+        """
+        try:
+            await asyncio.wait([start])
+        except asyncio.CancelledError:
+            start.cancel()
+            await asyncio.wait([start])
+            raise
+        finally:
+            self._starts.pop(instance_id, None)
+        if not start.cancelled():
+            start.result()
 
     async def _start_instance(self, instance_id: InstanceId, generation: int) -> None:
         """Raises InstanceStartError: it did not start, and nothing is left of it."""
