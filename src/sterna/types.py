@@ -24,16 +24,21 @@ MigrationId = NewType("MigrationId", str)
 _PREFIX_MARK = "/prefix"
 
 
-def prefix_id(request_id: RequestId) -> RequestId:
+def prefix_id(request_id: RequestId, copy_number: int = 0) -> RequestId:
     """The id under which the request's prefix moves alone, to where the request will be. Ids of
-    engine requests end with random digits, whatever name a client has given."""
-    return RequestId(request_id + _PREFIX_MARK)
+    engine requests end with random digits, whatever name a client has given.
+
+    Args:
+        copy_number: another one for each copy from an instance, so that what is kept for one is not
+            given back by the end of another.
+    """
+    return RequestId(f"{request_id}/{copy_number}{_PREFIX_MARK}")
 
 
 def whose_prefix(request_id: RequestId) -> RequestId | None:
     """The request whose prefix moves under this id; None for that of a request."""
     if request_id.endswith(_PREFIX_MARK):
-        return RequestId(request_id.removesuffix(_PREFIX_MARK))
+        return RequestId(request_id.removesuffix(_PREFIX_MARK).rpartition("/")[0])
     return None
 
 

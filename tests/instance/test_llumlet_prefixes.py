@@ -27,7 +27,7 @@ from sterna.migration.messages import (
     Send,
     StageReceived,
 )
-from sterna.types import MigrationId, RequestId, prefix_id, whose_prefix
+from sterna.types import InstanceId, MigrationId, RequestId, prefix_id, whose_prefix
 from tests.instance.llumlets import A, B, N, config, inspects, running, view
 
 R = RequestId("r")
@@ -116,6 +116,19 @@ def test_an_order_that_comes_twice_counts_once() -> None:
     llumlet = Llumlet(A, config())
     ordered(llumlet)
     assert ordered(llumlet) == []
+
+
+def test_the_end_of_one_copy_gives_back_nothing_of_the_next() -> None:
+    """The engine computes a long step meanwhile: the first copy's blocks are kept only after it,
+    and given back only when they have been looked at."""
+    llumlet = Llumlet(A, config())
+    ordered(llumlet)
+    ended = llumlet.on_peer_dead(B, 0.0)
+    assert ended[0] == Release(ID, PREFIX)
+    keep, *_ = llumlet.on_copy_prefix(R, InstanceId("C"), b"hashes", 16, 0.0)
+    assert isinstance(keep, KeepPrefix)
+    assert keep.request_id != PREFIX
+    assert whose_prefix(keep.request_id) == R
 
 
 def test_requests_move_beside_prefixes() -> None:

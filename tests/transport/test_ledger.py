@@ -265,6 +265,25 @@ def test_a_copy_without_a_deadline_outlives_one_that_made_no_progress() -> None:
     ledger.join(WAIT_S)
 
 
+def test_a_copy_is_overdue_although_there_is_always_another_event() -> None:
+    told: queue.SimpleQueue[PlaneEvent] = queue.SimpleQueue()
+
+    def notify(event: PlaneEvent) -> None:
+        if isinstance(event, Stopped):
+            ledger.stop(event.migration_id)
+        else:
+            told.put(event)
+
+    ledger = Ledger(notify, timeout_s=0.01)
+    stalled = Copy(Side.SOURCE, stage("a"), (torch.tensor([1]),), (10,), None, True, 0.0, None)
+    ledger.add(stalled)
+    ledger.extend_deadline(stalled)
+    ledger.stop(MigrationId("another"))
+    assert told.get(timeout=WAIT_S) == SendFailed(stage("a"), "no progress for 0.01 s")
+    ledger.close()
+    ledger.join(WAIT_S)
+
+
 def test_a_closed_ledger_is_silent_and_takes_nothing() -> None:
     events: queue.SimpleQueue[PlaneEvent] = queue.SimpleQueue()
     ledger = Ledger(events.put, timeout_s=100.0)

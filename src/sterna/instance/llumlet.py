@@ -123,6 +123,9 @@ class Llumlet:
         self._moved_out: OrderedDict[RequestId, InstanceId] = OrderedDict()
         # Requests that came back from an instance that died, and may have run there.
         self._taken_back: set[RequestId] = set()
+        # The ids under which the prefixes of requests leave at the moment.
+        self._leaving_prefixes: dict[RequestId, RequestId] = {}
+        self._num_prefix_copies = 0
         self._last_dispatch = 0
         self._last_report: InstanceLoad | None = None
         self._has_changed = False
@@ -270,11 +273,13 @@ class Llumlet:
     ) -> list[LlumletEffect]:
         """The global scheduler sends a request to the destination, and has the part of its prefix
         copied there that only this instance has: see `KeepPrefix`."""
-        moving_id = prefix_id(request_id)
         if destination == self._instance_id or destination in self._incompatible_instances:
             return [PrefixCopied(request_id, is_copied=False)]
-        if self._coordinator.source_of(moving_id) is not None:
+        if request_id in self._leaving_prefixes:
             return []
+        moving_id = prefix_id(request_id, self._num_prefix_copies)
+        self._num_prefix_copies += 1
+        self._leaving_prefixes[request_id] = moving_id
         migration_id, effects = self._coordinator.start(
             moving_id, destination, Mode.STOP_AND_COPY, now_s
         )
@@ -430,7 +435,9 @@ class Llumlet:
         return [*completed, *started, *self._report(self._view, now_s)]
 
     def _note_end(self, ended: Ended, now_s: float) -> None:
-        if whose_prefix(ended.request_id) is not None:
+        if (request_id := whose_prefix(ended.request_id)) is not None:
+            if ended.is_outgoing:
+                self._leaving_prefixes.pop(request_id, None)
             return
         if not ended.is_outgoing:
             if ended.aborted is None:

@@ -242,17 +242,21 @@ class Ledger:
             self._events.put(copy._event)
 
     def _run(self) -> None:
+        # Deadlines need no exact check: copies are to fail after about a timeout.
+        period_s = self._timeout_s / 4
+        checked_s = time.monotonic()
         while True:
-            # Deadlines need no exact check: copies are to fail after about a timeout.
-            period_s = self._timeout_s / 4 if self._copies else None
             try:
-                event = self._events.get(timeout=period_s)
+                event = self._events.get(timeout=period_s if self._copies else None)
             except queue.Empty:
                 event = None
             if self._is_closed:
                 return
-            if event is None:
+            # Events of other copies may come all the time.
+            if event is None or time.monotonic() >= checked_s + period_s:
                 self._fail_overdue()
+                checked_s = time.monotonic()
+            if event is None:
                 continue
             try:
                 self._notify(event)

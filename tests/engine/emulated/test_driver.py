@@ -104,8 +104,10 @@ def test_a_request_gets_its_tokens_one_at_a_time_and_ends_by_its_length() -> Non
     async def test(cluster: EmulatedCluster) -> None:
         cluster.send("i0", "r1", PROMPT, max_tokens=9, ignore_eos=True)
         cluster.send("i0", "r2", PROMPT, max_tokens=9, seed=-3)
+        # Not all of vLLM's routes limit seeds.
+        cluster.send("i0", "r3", PROMPT, max_tokens=9, seed=1 << 63)
         await cluster.until_finished()
-        for name, seed in (("r1", None), ("r2", -3)):
+        for name, seed in (("r1", None), ("r2", -3), ("r3", 1 << 63)):
             answer = cluster.answers[name]
             assert answer.token_ids == expected_tokens(PROMPT, 9, seed)
             assert len(answer.times_s) == 9

@@ -38,7 +38,8 @@ def stream_key(prompt_token_ids: Sequence[int], seed: int | None) -> bytes:
     """The key from which a request's tokens are computed."""
     digest = blake2b(_little_endian(prompt_token_ids), digest_size=8)
     if seed is not None:
-        digest.update(seed.to_bytes(8, "little", signed=True))
+        # Some routes of vLLM take seeds of any size.
+        digest.update((seed & (1 << 64) - 1).to_bytes(8, "little"))
     return digest.digest()
 
 
