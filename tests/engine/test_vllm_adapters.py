@@ -3,6 +3,7 @@ on both sides of a move."""
 
 import asyncio
 import random
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -213,6 +214,30 @@ def test_an_adapter_that_cannot_be_loaded_fails_its_request_alone(
 
     run_with_engine(core, play)
     assert not core.scheduler.requests
+
+
+def test_a_dropped_adapter_is_looked_at_again(lora_core: Any, folder: Path, tmp_path: Path) -> None:
+    """vLLM would load its files in the next step that needs them, whatever they are then."""
+    from vllm.lora.request import LoRARequest
+
+    from sterna.engine.vllm.adapters import Adapters, adapter_digest
+
+    place = build_adapter(folder / "tiny", tmp_path / "dropped", seed=4)
+    dropped, adapters = LoRARequest("dropped", 11, str(place)), Adapters()
+    first = adapters.load(lora_core, dropped)
+    assert first == adapter_digest(place)
+    lora_core.remove_lora(11)
+    assert adapters.load(lora_core, dropped) == first
+    shutil.rmtree(place)
+    build_adapter(folder / "tiny", place, seed=5)
+    second = adapters.load(lora_core, dropped)
+    assert second == adapter_digest(place) != first
+    assert 11 in lora_core.list_loras()
+    shutil.rmtree(place)
+    assert adapters.load(lora_core, dropped) == second
+    lora_core.remove_lora(11)
+    with pytest.raises(Exception, match="dropped"):
+        adapters.load(lora_core, dropped)
 
 
 def test_a_move_is_refused_where_the_adapter_has_other_weights(

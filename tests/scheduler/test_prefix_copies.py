@@ -75,6 +75,14 @@ def test_a_prefix_that_cannot_move_alone_is_computed(monkeypatch: pytest.MonkeyP
     assert sent.instance_id == "i1"
 
 
+def test_the_prefix_of_a_request_with_an_adapter_is_computed() -> None:
+    """The adapter's files may be others on the other instance."""
+    prompt = structs.replace(ask("r"), prompt_tokens=PROMPT, has_adapter=True)
+    (sent,) = scheduler(i0=144).on_request(prompt, 1.0)
+    assert isinstance(sent, Dispatch)
+    assert sent.instance_id == "i1"
+
+
 def test_a_request_is_sent_when_its_prefix_has_been_copied() -> None:
     core = scheduler(i0=144, i1=16)
     (order,) = asked(core)

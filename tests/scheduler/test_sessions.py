@@ -80,6 +80,16 @@ def test_from_where_turns_would_wait_prefixes_are_copied_to_where_they_would_not
     assert copies(core, IDLE_S + 2) == []
 
 
+def test_turns_with_an_adapter_are_not_copied_ahead() -> None:
+    """The adapter's files may be others on the other instance."""
+    core = cluster(Caches())
+    core.on_request(structs.replace(turn("r2", "c"), has_adapter=True), 0.0)
+    for number, view in enumerate((hot("i0"), instance("i1"))):
+        core.on_load(report(view, COPYING, sequence=2 + number, last_dispatch=3), IDLE_S - 0.1)
+    assert {copies(core, IDLE_S + n)[0][0] for n in range(2)} == {"a", "b"}
+    assert copies(core, IDLE_S + 2) == []
+
+
 def test_a_copy_begins_behind_what_is_there() -> None:
     caches = Caches()
     core = cluster(caches, hot("i0"), instance("i1"))

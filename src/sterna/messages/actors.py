@@ -39,6 +39,8 @@ class DispatchRequest(msgspec.Struct, frozen=True, tag=True):
             instance.
         block_hashes: of the full blocks of its prompt, 8 bytes each in native order; empty unless
             instances report their prefix caches.
+        has_adapter: whether it has a LoRA adapter: its prefix is not copied, since the other
+            instance may have other files under the adapter's path.
     """
 
     frontend_id: FrontendId
@@ -50,6 +52,7 @@ class DispatchRequest(msgspec.Struct, frozen=True, tag=True):
     session: str = ""
     prompt_tokens: int = 0
     block_hashes: bytes = b""
+    has_adapter: bool = False
 
 
 class Dispatched(msgspec.Struct, frozen=True, tag=True):

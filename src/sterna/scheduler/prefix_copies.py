@@ -112,7 +112,7 @@ class PrefixCopies:
         """The request is sent to the instance, or will be."""
         if self._knowledge is not None:
             self._knowledge.on_dispatched(request, instance_id, now_s)
-        if self._num_ahead:
+        if self._num_ahead and not request.has_adapter:
             self._sessions.on_dispatched(request, instance_id, now_s)
 
     def on_cancel(self, request_id: RequestId) -> None:
@@ -158,7 +158,7 @@ class PrefixCopies:
     ) -> CopyPrefix | None:
         """Have the part of the prefix copied that only another instance has, if it is worth it: the
         request waits for it. None: it is to be sent at once."""
-        if isinstance(self._rule, DispatchRule) or self._knowledge is None:
+        if isinstance(self._rule, DispatchRule) or self._knowledge is None or request.has_adapter:
             return None
         instance_id = chosen.instance_id
         source = prefix_to_copy(new, chosen, self._rule)

@@ -8,6 +8,7 @@ another machine may have other weights, so a request that moves takes a digest o
 
 import hashlib
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +18,37 @@ from vllm.v1.request import Request
 from sterna.engine.vllm.facts import weights_digest
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A loaded adapter: its files then, and their digest."""
+
+    files: tuple[tuple[str, int, int], ...]
+    digest: str | None
+
+
 class Adapters:
     """The adapters of one engine. All methods run on the engine's thread; `core` is its core."""
 
     def __init__(self) -> None:
-        self._digests: dict[tuple[int, str], str | None] = {}
+        # By number and path.
+        self._known: dict[tuple[int, str], _Known] = {}
 
     def load(self, core: Any, adapter: LoRARequest) -> str | None:
-        """Load the adapter where it was never loaded, and return the digest of its files then.
+        """Load the adapter where it was never loaded, or where vLLM has dropped it since and its
+        files are others now, and return the digest of its files then.
 
         Raises:
             Exception: vLLM cannot load it; the message is vLLM's.
         """
-        key = (adapter.lora_int_id, adapter.lora_path)
-        if key not in self._digests:
-            core.add_lora(adapter)
-            self._digests[key] = adapter_digest(Path(adapter.lora_path))
-        return self._digests[key]
+        key, folder = (adapter.lora_int_id, adapter.lora_path), Path(adapter.lora_path)
+        files = _files(folder)
+        known = self._known.get(key)
+        if known is not None and (files == known.files or key[0] in core.list_loras()):
+            # What vLLM has dropped, the next step that needs it loads again.
+            return known.digest
+        core.add_lora(adapter)
+        self._known[key] = _Known(files, adapter_digest(folder))
+        return self._known[key].digest
 
     def load_equal(self, core: Any, adapter: LoRARequest, digest: str | None) -> None:
         """Load the adapter of a request that arrives from an engine where it has this digest.
@@ -60,6 +75,14 @@ def adapter_digest(folder: Path) -> str | None:
     if config.is_file():
         digest.update(config.read_bytes())
     return digest.hexdigest()[:12]
+
+
+def _files(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    """The names, sizes and times of a folder's files; none where it is not a folder."""
+    if not folder.is_dir():
+        return ()
+    states = [(each.name, each.stat()) for each in sorted(folder.iterdir()) if each.is_file()]
+    return tuple((name, state.st_size, state.st_mtime_ns) for name, state in states)
 
 
 def adapter_number(request: Request) -> int | None:

@@ -262,6 +262,7 @@ class Router:
             session=request.session_id or "",
             prompt_tokens=prompt_tokens,
             block_hashes=b"" if self._block_hashes is None else self._block_hashes(request),
+            has_adapter=request.lora_request is not None,
         )
         token_ids = () if begun is None else begun.output_token_ids
         self._histories.begin(
