@@ -83,7 +83,15 @@ class UnknownRequestError(SternaError):
 
 
 class InstanceStartError(SternaError):
-    """An engine instance could not be started; the message carries the engine's own reason."""
+    """An engine instance could not be started; the message carries the engine's own reason.
+
+    Attributes:
+        is_of_options: whether its options may be the reason.
+    """
+
+    def __init__(self, message: str, *, is_of_options: bool = True) -> None:
+        super().__init__(message)
+        self.is_of_options = is_of_options
 
 
 class ModelPreparationError(SternaError):

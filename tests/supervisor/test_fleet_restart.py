@@ -66,6 +66,17 @@ def test_options_with_which_nothing_starts_cost_no_instance() -> None:
     assert fleet.generation == 2
 
 
+def test_a_start_that_its_options_did_not_prevent_is_tried_again_with_them() -> None:
+    """Ray's GCS was away."""
+    fleet = serving()
+    fleet.on_restart(2.0)
+    failed = fleet.on_start_failed(I2, "Ray's GCS does not answer", 3.0, is_of_options=False)
+    assert failed == [Announce()]
+    assert fleet.next_deadline_s is not None
+    (again,) = started(fleet.on_time(fleet.next_deadline_s))
+    assert fleet.members[again].generation == fleet.generation == 1
+
+
 def test_a_restart_whose_surge_finds_no_place_can_go_on_without_one() -> None:
     fleet = serving()
     fleet.on_restart(2.0)

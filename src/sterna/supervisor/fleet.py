@@ -290,13 +290,17 @@ class Fleet:
         return [Announce(), *closing, *self._reconcile(now_s)]
 
     def on_start_failed(
-        self, instance_id: InstanceId, reason: str, now_s: float
+        self, instance_id: InstanceId, reason: str, now_s: float, *, is_of_options: bool = True
     ) -> list[FleetEffect]:
-        """The instance did not come up, and nothing is left of it."""
+        """The instance did not come up, and nothing is left of it.
+
+        Args:
+            is_of_options: whether its options may be the reason; else they are tried again.
+        """
         member = self.members.pop(instance_id)
         effects: list[FleetEffect] = [Announce()]
         is_untried = self._proven_generation not in (None, member.generation)
-        if is_untried and member.generation == self._generation:
+        if is_of_options and is_untried and member.generation == self._generation:
             assert self._proven_generation is not None
             self._generation = self._proven_generation
             effects.append(GiveUpGeneration(member.generation, reason))

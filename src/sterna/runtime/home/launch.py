@@ -53,6 +53,9 @@ the lease of an instance: a node that returns before goes on as it was."""
 POLL_INTERVAL_S = 0.2
 """Time between two looks for signals during other waits."""
 
+DESCENDANTS_INTERVAL_S = 5.0
+"""Time between two looks at the processes of a run."""
+
 NOTE_INTERVAL_S = 20.0
 """Time between two notes, and until the first one."""
 
@@ -205,6 +208,7 @@ class Run:
         raylet = Raylet()
         session_folder = ray._private.worker._global_node.get_session_dir_path()
         disks = DiskWatch((session_folder, os.environ[RUN_FOLDER_VARIABLE]))
+        note_descendants_s = 0.0
         while True:
             disks.look(time.monotonic())
             raylet.check()
@@ -218,6 +222,10 @@ class Run:
             now_s = time.monotonic()
             if not self._stop.is_set() and (note := notes.note(now_s)) is not None:
                 say(note)
+            if now_s >= note_descendants_s:
+                # Should this process be killed, the reaper must find later instances as well.
+                self._reaper.note_descendants()
+                note_descendants_s = now_s + DESCENDANTS_INTERVAL_S
             if self._gcs.keep_up(now_s):
                 driver.resubscribe()
             if self._fork_server is not None and self._fork_server.keep_up(now_s):

@@ -65,6 +65,7 @@ class Reaper:
         """Remember the descendants of this process so far: one that has given itself a title no
         longer shows its environment."""
         assert self._process.stdin is not None
+        known = dict(self._noted)
         try:
             for process in psutil.Process().children(recursive=True):
                 with contextlib.suppress(psutil.NoSuchProcess):
@@ -72,7 +73,8 @@ class Reaper:
         except OSError as error:
             # Processes without a title are found without this; the end tries it again.
             logger.error("processes cannot be looked at reason=%s; %s", error, FILES_ADVICE)
-        lines = "".join(f"{pid} {created_s}\n" for pid, created_s in self._noted.items())
+        new = self._noted.items() - known.items()
+        lines = "".join(f"{pid} {created_s}\n" for pid, created_s in new)
         # If the reaper was killed, `close` does its work.
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(lines.encode())

@@ -106,7 +106,9 @@ class InstanceActors:
         """
         config = self._config
         if not is_gcs_up():
-            raise InstanceStartError(f"instance {instance_id}: Ray's GCS does not answer")
+            raise InstanceStartError(
+                f"instance {instance_id}: Ray's GCS does not answer", is_of_options=False
+            )
         place = await find_place(
             instance_id,
             config.cpus_per_instance,

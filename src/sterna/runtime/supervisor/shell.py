@@ -281,7 +281,11 @@ class Supervisor:
         except (ray.exceptions.RayError, InstanceStartError) as error:
             reason = str(error).strip().splitlines()[0]
             logger.error("instance not started instance=%s reason=%s", instance_id, reason)
-            self._carry_out(self._fleet.on_start_failed(instance_id, reason, _now_s()))
+            is_of_options = getattr(error, "is_of_options", True)
+            failed = self._fleet.on_start_failed(
+                instance_id, reason, _now_s(), is_of_options=is_of_options
+            )
+            self._carry_out(failed)
         finally:
             self._starts.pop(instance_id, None)
 
