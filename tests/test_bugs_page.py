@@ -53,7 +53,7 @@ def test_every_commit_is_there() -> None:
         assert re.fullmatch(r"[0-9a-f]{7}(, [0-9a-f]{7})*", row[3])
     text = " ".join(cell for row in ROWS for cell in (row[1], row[3]))
     names = sorted(set(re.findall(r"\b[0-9a-f]{7}\b", text)))
-    assert len(names) > len(ROWS)
+    assert len(names) > len({row[3] for row in ROWS})
     answers = git("cat-file", "--batch-check=%(objecttype)", given="\n".join(names)).splitlines()
     kinds = dict(zip(names, answers, strict=True))
     assert [name for name, kind in kinds.items() if kind != "commit"] == []
