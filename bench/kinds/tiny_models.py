@@ -314,11 +314,12 @@ def build(kind: str, folder: Path, *, seed: int = 5) -> Path:
         _name_architecture(folder / "config.json", made.architecture)
     for file_name, content in made.files.items():
         (folder / file_name).write_text(json.dumps(content, indent=2))
-    _write_tokenizer(folder, made.special_tokens)
+    write_tokenizer(folder, made.special_tokens)
     return folder
 
 
-def _write_tokenizer(folder: Path, special_tokens: dict[int, str]) -> None:
+def write_tokenizer(folder: Path, special_tokens: dict[int, str]) -> None:
+    """Write a tokenizer of single bytes and these special tokens, for `VOCAB_SIZE` ids."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

@@ -70,6 +70,7 @@ class WatchOf(Watch):
         self._actor = actor
 
     def _node_actor(self, node_id: str) -> Any:
+        self._nodes[node_id] = self._actor
         return self._actor
 
     async def _is_back(self, node_id: str, error: ray.exceptions.RayError) -> bool:
@@ -112,6 +113,30 @@ def test_an_instance_that_is_killed_on_its_node_is_dead_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert ended_after(monkeypatch, 0.0, is_within_reach=True) == [True]
+
+
+def test_a_node_without_members_is_no_longer_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    forgotten: list[Any] = []
+
+    async def forget(actor: Any) -> None:
+        forgotten.append(actor)
+
+    monkeypatch.setattr(watch, "own_node", lambda: "this node")
+    monkeypatch.setattr(watch, "forget", forget)
+
+    async def scenario(loop: SkippingLoop) -> None:
+        tasks, actor = Tasks(), NodeActor(is_within_reach=True)
+        watching = WatchOf(actor, tasks)
+        for num_ended in (1, 2):
+            await watching.until_ended("i1", LostInstance(), THERE)
+            loop.skipped_s += 1.0
+            for _ in range(NUM_TURNS):
+                await asyncio.sleep(0)
+            assert watching._nodes == {}
+            assert forgotten == [actor] * num_ended
+        tasks.cancel()
+
+    run_skipping(scenario, clock=stands)
 
 
 class Silent:

@@ -236,10 +236,15 @@ class Watch:
             halted.set_result(reason)
 
     async def _look_at(self, node_id: str) -> None:
-        """Look at a node's processes until the node is lost."""
+        """Look at a node's processes until the node is lost, or none of them is left."""
         throttle = LogThrottle()
         while True:
             members = [each for each, p in self._processes.items() if p.node_id == node_id]
+            if not members and node_id != self._own_node:
+                # A watcher that is left would keep Ray's autoscaler from releasing the node.
+                if (actor := self._nodes.pop(node_id, None)) is not None:
+                    self._tasks.begin(forget(actor))
+                return
             processes = [self._processes[each] for each in members]
             try:
                 states = await self._states(node_id, processes)

@@ -1,0 +1,44 @@
+"""A model that only embeds, and has no KV cache: several instances serve it, without moves."""
+
+from pathlib import Path
+
+import pytest
+
+from bench.kinds.tiny_models import VOCAB_SIZE, write_tokenizer
+from tests.serve.nodes import states
+from tests.serve.server import MODEL_NAME, start_sterna
+
+pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def tiny_encoder(folder: Path) -> Path:
+    """A random encoder, whose layers attend in both directions."""
+    import torch
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(5)
+    config = BertConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=128,
+        pad_token_id=0,
+    )
+    BertModel(config).save_pretrained(folder)
+    write_tokenizer(folder, {})
+    return folder
+
+
+def test_a_model_without_a_kv_cache_answers(tmp_path: Path) -> None:
+    server = start_sterna("--dtype", "float32", model=tiny_encoder(tmp_path / "model"))
+    try:
+        texts = [f"terns of {number} islands" for number in range(8)] * 2
+        answer = server.client().embeddings.create(model=MODEL_NAME, input=texts)
+        vectors = [each.embedding for each in answer.data]
+        assert vectors[:8] == [pytest.approx(each, rel=1e-4, abs=1e-5) for each in vectors[8:]]
+        assert len({tuple(each) for each in vectors[:8]}) == 8
+        assert set(states(server).values()) == {"running"}
+        assert all(each["total_tokens"] == 0 for each in server.instances())
+    finally:
+        server.end()
