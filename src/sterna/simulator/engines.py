@@ -10,7 +10,14 @@ from typing import Protocol
 from sterna.engine.emulated.outcomes import Core
 from sterna.metrics.records import Records
 from sterna.simulator.recorder import MemorySample
-from sterna.types import InstanceId, InstanceLoad, InstanceView, MigrationId, RequestId
+from sterna.types import (
+    InstanceId,
+    InstanceLoad,
+    InstanceView,
+    MigrationId,
+    RequestId,
+    whose_prefix,
+)
 
 
 def request_id_of(index: int) -> RequestId:
@@ -20,7 +27,7 @@ def request_id_of(index: int) -> RequestId:
 
 def index_of(request_id: RequestId) -> int:
     """The index in the trace of the request, or of the one whose prefix this is."""
-    return int(request_id.rpartition("r")[2])
+    return int((whose_prefix(request_id) or request_id).rpartition("r")[2])
 
 
 class Engines(Protocol):

@@ -102,12 +102,12 @@ class _Engine:
     num_reports: int = 0
     reservations: dict[MigrationId, _Reservation] = field(default_factory=dict)
     drained: dict[int, _Drained] = field(default_factory=dict)
-    kept: dict[int, _Kept] = field(default_factory=dict)
+    kept: dict[RequestId, _Kept] = field(default_factory=dict)
 
     def progress(self, request_id: RequestId) -> RequestPosition | None:
         index, block_size = index_of(request_id), self.tables._block_size
         if whose_prefix(request_id) is not None:
-            kept = self.kept.get(index)
+            kept = self.kept.get(request_id)
             return None if kept is None else position_of_prefix(len(kept.cached), block_size)
         is_drained = index in self.drained
         is_here, is_queuing, num_valid_tokens, num_preemptions, is_prefilling = entries.progress_of(
@@ -146,7 +146,7 @@ class _Engine:
     def release(self, request_id: RequestId) -> None:
         index, row = index_of(request_id), self.row
         if whose_prefix(request_id) is not None:
-            self.release_prefix(index)
+            self.release_prefix(request_id)
             return
         drained = self.drained.pop(index)
         if drained.num_blocks == 0:
@@ -158,8 +158,9 @@ class _Engine:
         columns.used_blocks[row] -= drained.num_blocks
         tables.counts[row, tables.requests[index]["priority"]] -= 1
 
-    def keep_prefix(self, index: int, first_block: int) -> None:
+    def keep_prefix(self, prefix_id: RequestId, first_block: int) -> None:
         """See `EmulatedCore.keep_prefix`."""
+        index = index_of(prefix_id)
         columns, row, places = self.tables._columns, self.row, self.tables._places
         num_free_blocks = columns.free_blocks[row]
         listed = self.tables.new_list()
@@ -168,11 +169,11 @@ class _Engine:
             return
         num_idle_blocks = num_free_blocks - columns.free_blocks[row]
         columns.reserved_blocks[row] += num_idle_blocks
-        self.kept[index] = _Kept(first_block, listed[:num_blocks], num_idle_blocks)
+        self.kept[prefix_id] = _Kept(first_block, listed[:num_blocks], num_idle_blocks)
 
-    def release_prefix(self, index: int) -> None:
+    def release_prefix(self, prefix_id: RequestId) -> None:
         """Free the kept prefix, if there is one."""
-        kept = self.kept.pop(index, None)
+        kept = self.kept.pop(prefix_id, None)
         if kept is None:
             return
         columns, row = self.tables._columns, self.row
@@ -591,11 +592,11 @@ class FastEngines:
         entries.adopt(self._places, row, index, num_blocks)
 
     def keep_prefix(self, row: int, moving_id: RequestId, first_token: int) -> None:
-        self._engines[row].keep_prefix(index_of(moving_id), first_token // self._block_size)
+        self._engines[row].keep_prefix(moving_id, first_token // self._block_size)
 
     def export_prefix(self, row: int, moving_id: RequestId) -> bytes:
         # With the number of blocks it says which of the hashes in the table they have.
-        return self._engines[row].kept[index_of(moving_id)].first_block.to_bytes(8)
+        return self._engines[row].kept[moving_id].first_block.to_bytes(8)
 
     def adopt_prefix(
         self, row: int, migration_id: MigrationId, index: int, state: bytes, num_blocks: int

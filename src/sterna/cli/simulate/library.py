@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 KEYS = ("policy", "trace", "rate", "seed")
 """The columns by which a run is known."""
 
-OPTIONS_WITHOUT_MEANING = frozenset({"json", "list", "plot", "baseline", "policy"})
+OPTIONS_WITHOUT_MEANING = frozenset(
+    {"json", "list", "plot", "baseline", "policy", "record", "record_interval"}
+)
 """Of the command: those about its output, and the policies, which are named first."""
 
 
