@@ -10,6 +10,8 @@ from tests.serve.server import MODEL_NAME, start_sterna
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 
+OPTIONS = ("--dtype", "float32", "--max-model-len", "512")
+
 
 def tiny_encoder(folder: Path) -> Path:
     """A random encoder, whose layers attend in both directions."""
@@ -31,7 +33,7 @@ def tiny_encoder(folder: Path) -> Path:
 
 
 def test_a_model_without_a_kv_cache_answers(tmp_path: Path) -> None:
-    server = start_sterna("--dtype", "float32", model=tiny_encoder(tmp_path / "model"))
+    server = start_sterna(*OPTIONS, model=tiny_encoder(tmp_path / "model"))
     try:
         texts = [f"terns of {number} islands" for number in range(8)] * 2
         answer = server.client().embeddings.create(model=MODEL_NAME, input=texts)
