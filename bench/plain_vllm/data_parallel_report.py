@@ -1,5 +1,5 @@
-"""Report of `sterna bench data-parallel`: tables for each number of replicas, and goals. Pure, from
-rows alone."""
+"""Tables and goals of `sterna bench data-parallel`, for each number of replicas. Pure, from rows
+alone."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Mailboxes of a run talk to each other, and to nobody else; what strangers send ends nothing."""
+"""Mailboxes of a run exchange messages with each other alone; bytes of strangers end nothing."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""What the supervisor tells everybody, and how a successor goes on."""
+"""Announcements and answers of the supervisor's core, and the state of its successor."""
 
 from dataclasses import replace
 

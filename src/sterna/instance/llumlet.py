@@ -123,8 +123,8 @@ class Llumlet:
         self._moved_out: OrderedDict[RequestId, InstanceId] = OrderedDict()
         # Requests that came back from an instance that died, and may have run there.
         self._taken_back: set[RequestId] = set()
-        # The ids under which the prefixes of requests leave at the moment.
-        self._leaving_prefixes: dict[RequestId, RequestId] = {}
+        # Requests whose prefixes leave at the moment.
+        self._leaving_prefixes: set[RequestId] = set()
         self._num_prefix_copies = 0
         self._last_dispatch = 0
         self._last_report: InstanceLoad | None = None
@@ -279,7 +279,7 @@ class Llumlet:
             return []
         moving_id = prefix_id(request_id, self._num_prefix_copies)
         self._num_prefix_copies += 1
-        self._leaving_prefixes[request_id] = moving_id
+        self._leaving_prefixes.add(request_id)
         migration_id, effects = self._coordinator.start(
             moving_id, destination, Mode.STOP_AND_COPY, now_s
         )
@@ -437,7 +437,7 @@ class Llumlet:
     def _note_end(self, ended: Ended, now_s: float) -> None:
         if (request_id := whose_prefix(ended.request_id)) is not None:
             if ended.is_outgoing:
-                self._leaving_prefixes.pop(request_id, None)
+                self._leaving_prefixes.discard(request_id)
             return
         if not ended.is_outgoing:
             if ended.aborted is None:

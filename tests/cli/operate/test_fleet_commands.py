@@ -1,4 +1,4 @@
-"""What `sterna drain`, `start` and `restart` ask for, and what they say while they watch."""
+"""`sterna drain`, `start` and `restart`: their orders, and their lines while they watch."""
 
 import json
 import threading

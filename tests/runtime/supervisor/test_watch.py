@@ -1,4 +1,4 @@
-"""Who is on another node counts as dead when it has ended for certain, whatever Ray says."""
+"""Members on other nodes count as dead when they have ended for certain, whatever Ray says."""
 
 import asyncio
 import signal

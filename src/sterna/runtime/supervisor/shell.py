@@ -281,7 +281,7 @@ class Supervisor:
         except (ray.exceptions.RayError, InstanceStartError) as error:
             reason = str(error).strip().splitlines()[0]
             logger.error("instance not started instance=%s reason=%s", instance_id, reason)
-            is_of_options = getattr(error, "is_of_options", True)
+            is_of_options = not isinstance(error, InstanceStartError) or error.is_of_options
             failed = self._fleet.on_start_failed(
                 instance_id, reason, _now_s(), is_of_options=is_of_options
             )
