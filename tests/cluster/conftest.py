@@ -27,6 +27,9 @@ MakePair = Callable[..., InstancePair]
 
 LEASE_S = 10.0
 """Longer than a test holds a migration whose lease is not to end."""
+COPY_TIMEOUT_S = 60.0
+"""Far above the default: a machine that others use too may stand still for some seconds, and a copy
+that fails for that says nothing of the tokens."""
 BLOCK_SIZE = 32
 NUM_TINY_BLOCKS = 40
 """Blocks of a tiny instance, of which requests can use one less."""
@@ -46,6 +49,8 @@ TINY_OPTIONS = (
 @pytest.fixture(scope="package")
 def ray_cluster() -> Iterator[None]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # As in `sterna serve`: with Ray's default, instances yield to the tests that run beside them.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     ray.init(
         address="local",
         include_dashboard=False,
@@ -88,7 +93,10 @@ def make_pair(ray_cluster: None, run: Run) -> Iterator[MakePair]:
 
 @pytest.fixture(scope="package")
 def shared_small(make_pair: MakePair) -> InstancePair:
-    return make_pair(transport=TransportConfig(kind="shm"))
+    return make_pair(
+        transport=TransportConfig(kind="shm", timeout_s=COPY_TIMEOUT_S),
+        migration=MigrationConfig(lease_s=COPY_TIMEOUT_S),
+    )
 
 
 @pytest.fixture

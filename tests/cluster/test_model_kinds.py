@@ -20,7 +20,7 @@ from bench.kinds.workload import prompt_of
 from sterna.config import TransportConfig
 from sterna.policy.presets import LLUMNIX
 from sterna.types import InstanceId
-from tests.cluster.conftest import TINY_OPTIONS, MakePair, Run
+from tests.cluster.conftest import COPY_TIMEOUT_S, TINY_OPTIONS, MakePair, Run
 from tests.cluster.pair import Generated, InstancePair, assert_same
 from tests.engine.kind_cores import PLAIN_KINDS
 
@@ -72,7 +72,7 @@ def pair(
     made = make_pair(
         str(model),
         *options_of(KINDS[kind]),
-        transport=TransportConfig(kind=transport),
+        transport=TransportConfig(kind=transport, timeout_s=COPY_TIMEOUT_S),
         policy=replace(LLUMNIX, num_concurrent_migrations=4),
     )
     yield made
