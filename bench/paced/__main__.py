@@ -9,6 +9,7 @@ each row.
     sterna bench paced ["M-M, 4 instances" ...] [--rounds 5] [--policies sterna ...] [--continue]
 
 `bench/results/paced.json` is written after every run; `--continue` goes on with what is missing.
+All runs of a case are of one machine; other cases may be of another one.
 """
 
 import argparse
@@ -27,6 +28,8 @@ from bench.paced.plot import draw
 from bench.paced.runs import PACED, SIMULATED, job_of, paced_row, simulated_row
 from bench.serving.comparing import add_round_options, in_turn, results_folder, rows_in_rounds
 from bench.serving.measured import LOGS, Notes
+from sterna.engine.profiling.profile_file import cpu_model
+from sterna.errors import ConfigurationError
 from sterna.workload.catalog import has_drawn_lengths
 
 NAME = "paced"
@@ -45,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> None:
-    rows_in_rounds(NAME, options, _measure, _page)
+    rows_in_rounds(NAME, options, _measure, _page, is_one_machine=False)
     folder = results_folder(options)
     draw(results_io.read(NAME, folder)["rows"], folder / f"{NAME}.png")
 
@@ -58,6 +61,8 @@ def _page(rows: Sequence[Row]) -> str:
 
 def _measure(options: argparse.Namespace, rows: list[Row], folder: Path) -> None:
     notes = Notes()
+    cpu = cpu_model()
+    _check_machine(options.cases, rows, cpu)
     cases = [_quick(each) for each in options.cases] if options.quick else options.cases
     logs = LOGS / NAME
     logs.mkdir(parents=True, exist_ok=True)
@@ -81,7 +86,7 @@ def _measure(options: argparse.Namespace, rows: list[Row], folder: Path) -> None
             f"TTFT {row['ttft_mean_s']:.3f} s, TPOT {1000 * row['tpot_mean_s']:.1f} ms,"
             f" {row['late_steps']} of {row['steps']} steps late"
         )
-        rows.append({**row, "commit": results_io.measured_commit()})
+        rows.append({**row, "commit": results_io.measured_commit(), "cpu": cpu})
         _write(options, rows, folder)
     for case, policy, seed, hardware in runs:
         if (case.name, policy, seed, SIMULATED) not in known:
@@ -90,8 +95,21 @@ def _measure(options: argparse.Namespace, rows: list[Row], folder: Path) -> None
             _write(options, rows, folder)
 
 
+def _check_machine(cases: Sequence[Case], rows: Sequence[Row], cpu: str) -> None:
+    """Raises ConfigurationError when runs of one of the cases are of another processor."""
+    names = {each.name for each in cases}
+    for row in rows:
+        if row["kind"] == PACED and row["point"] in names and row["cpu"] != cpu:
+            raise ConfigurationError(
+                f"the runs of {row['point']!r} are of another machine ({row['cpu']}, now {cpu}): "
+                "name other cases, or leave out --continue to measure all of them again"
+            )
+
+
 def _write(options: argparse.Namespace, rows: list[Row], folder: Path) -> None:
-    config = {"rounds": options.rounds, "cases": [asdict(each) for each in options.cases]}
+    measured = {row["point"] for row in rows}
+    cases = [asdict(each) for name, each in CASES.items() if name in measured]
+    config = {"rounds": options.rounds, "cases": cases}
     order = {name: place for place, name in enumerate(POLICIES)}
     rows.sort(key=lambda row: (list(CASES).index(row["point"]), order.get(row["policy"], 99)))
     results_io.write(NAME, config, rows, folder)

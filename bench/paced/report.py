@@ -39,10 +39,12 @@ def markdown(rows: Sequence[Row]) -> str:
     parts = []
     for case in dict.fromkeys(row["point"] for row in rows):
         of_case = [row for row in rows if row["point"] == case]
-        num_rounds = len({row["seed"] for row in of_case if row["kind"] == PACED})
+        paced = [row for row in of_case if row["kind"] == PACED]
+        num_rounds = len({row["seed"] for row in paced})
+        cpus = ", ".join(dict.fromkeys(row["cpu"] for row in paced))
         parts += [
-            f"**{case}**, {num_rounds} rounds; below each number, in brackets, what the simulator "
-            "predicts for the same requests:",
+            f"**{case}**, {num_rounds} rounds, {cpus}; below each number, in brackets, what the "
+            "simulator predicts for the same requests:",
             _absolute(of_case),
             f"Against `{BASE}`, with 90 % intervals over the rounds; above 1 is better:",
             _factors(of_case),

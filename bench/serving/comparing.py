@@ -119,6 +119,8 @@ def rows_in_rounds(
     measure: Callable[[argparse.Namespace, list[Row], Path], None],
     markdown: Callable[[Sequence[Row]], str],
     page: Path | None = PAGE,
+    *,
+    is_one_machine: bool = True,
 ) -> None:
     """Measure as the options of `add_round_options` say, print the report, and write the page.
 
@@ -127,6 +129,8 @@ def rows_in_rounds(
         measure: adds the rows that are missing, and writes them to the folder after each run. It
             gets the options, too.
         page: None: the results are on no page.
+        is_one_machine: all rows must be of one machine. Otherwise `measure` checks those that are
+            compared with each other.
 
     Raises:
         ConfigurationError: there are no results to go on with, or they are of another machine.
@@ -136,7 +140,7 @@ def rows_in_rounds(
     if options.is_continued or options.report:
         kept = _kept(name, folder)
         rows = kept["rows"]
-        if not options.report:
+        if is_one_machine and not options.report:
             check_machine(kept["hardware"])
     if not options.report:
         with reporting_kept("runs"):

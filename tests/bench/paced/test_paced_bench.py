@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from matplotlib import pyplot
 
+from bench.common import results_io
 from bench.common.results_io import ROOT
 from bench.paced import report
 from bench.paced.cases import CASES, POLICIES, Case
@@ -70,6 +71,7 @@ def row(policy: str, seed: int, kind: str, value: float, **more: Any) -> dict[st
         "kind": kind,
         **metrics,
         "request_mean_s": value,
+        "cpu": "a processor",
         **more,
     }
 
@@ -90,7 +92,7 @@ def test_a_prediction_is_judged_by_the_mean_over_the_rounds() -> None:
 
 def test_the_page_has_both_numbers_and_the_factors() -> None:
     text = report.markdown(ROWS)
-    assert "**a case**, 2 rounds" in text
+    assert "**a case**, 2 rounds, a processor; " in text
     assert "| `sterna` |" in text
     assert "1.50<br>(1.50)" in text
     assert "2.00 [2.00, 2.00]" in text
@@ -112,6 +114,19 @@ def test_the_plot_has_a_row_of_panels_for_each_case(tmp_path: Path) -> None:
     two_cases = pyplot.imread(path).shape
     assert two_cases[0] > 1.5 * one_case[0]
     assert two_cases[1] == one_case[1]
+
+
+@pytest.mark.timeout(120)
+def test_runs_of_a_case_are_not_continued_on_another_machine(tmp_path: Path) -> None:
+    rows = [{**each, "point": "M-M, 4 instances"} for each in ROWS]
+    results_io.write("paced", {}, rows, tmp_path)
+    command = [sys.executable, "-m", "bench.paced", "M-M, 4 instances", "--continue"]
+    done = subprocess.run(
+        [*command, "--results", str(tmp_path)],
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert "are of another machine (a processor, now " in done.stderr
 
 
 def test_a_case_that_does_not_exist_is_refused() -> None:
