@@ -127,6 +127,7 @@ CONFINED = {
     "vllm": (
         "sterna.engine.vllm",
         "sterna.frontend.http.request_errors",
+        "sterna.frontend.vllm_server.pooling_failures",
         "sterna.frontend.vllm_server.prompt_hashes",
         "sterna.frontend.vllm_server.router",
         "sterna.frontend.vllm_server.server",

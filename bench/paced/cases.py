@@ -170,5 +170,5 @@ CASES: Mapping[str, Case] = {
 }
 """All of them, by name. The rates are such that the simulator predicts some queuing with Llumnix's
 rules on the paper's traces: at lower ones it predicts nearly the same of all policies. The speeds
-are such that two fast cores carry the paper's traces: with ShareGPT on four, 2.0 took four fifths of
-an AMD EPYC's with AVX-512, and filled an Intel Xeon's at 2.6 GHz."""
+are such that two fast cores carry the paper's traces: with ShareGPT on four, 2.0 took four fifths
+of an AMD EPYC's with AVX-512, and filled an Intel Xeon's at 2.6 GHz."""

@@ -1,6 +1,7 @@
 """Options of vLLM that a rolling restart may change, by the real parser."""
 
 import argparse
+from dataclasses import fields
 
 import pytest
 
@@ -39,6 +40,43 @@ def test_a_file_of_options_is_refused(tmp_path, has_key: bool, as_one_word: bool
         overridden(*options, has_key=has_key)
 
 
-def test_an_option_by_which_front_ends_go_is_refused() -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--max-model-len", "64"),
+        ("--max-logprobs", "64"),
+        ("--stream-interval", "4"),
+        ("--enable-lora",),
+        ("--block-size", "64"),
+        ("--allowed-local-media-path", "/"),
+        ("--port", "8001"),
+    ],
+    ids=lambda each: each[0],
+)
+def test_an_option_by_which_front_ends_go_is_refused(options: tuple[str, ...]) -> None:
     with pytest.raises(ConfigurationError, match="the front ends go by it"):
-        overridden("--max-model-len", "64")
+        overridden(*options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--tensor-parallel-size", "2"),
+        ("--data-parallel-size", "2"),
+        ("--scheduler-cls", "a.Scheduler"),
+    ],
+    ids=lambda each: each[0],
+)
+def test_an_option_that_is_checked_at_the_start_is_refused(options: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigurationError, match="the server checks it when it starts"):
+        overridden(*options)
+
+
+def test_options_that_restarts_know_are_vllms() -> None:
+    from vllm.engine.arg_utils import EngineArgs
+
+    from sterna.engine.vllm.arguments import FRONTEND_OPTIONS, HARMLESS_OPTIONS, INSTANCE_OPTIONS
+
+    known = FRONTEND_OPTIONS | HARMLESS_OPTIONS | INSTANCE_OPTIONS
+    assert known <= {each.name for each in fields(EngineArgs)}
+    assert len(known) == len(FRONTEND_OPTIONS) + len(HARMLESS_OPTIONS) + len(INSTANCE_OPTIONS)

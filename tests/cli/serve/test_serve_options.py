@@ -2,6 +2,7 @@
 
 import argparse
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,7 @@ from sterna.cli.serve.engine_options import (
     USERS_BINDING,
     USERS_THREADS,
     share_cores,
+    share_memory,
     with_prefix_caches,
 )
 from sterna.cli.serve.serve_command import engine_environment
@@ -132,7 +134,9 @@ def with_cores(monkeypatch: pytest.MonkeyPatch, num_cores: int, **environment: s
 
 
 def of_ranks(num_ranks: int = 1) -> argparse.Namespace:
-    return argparse.Namespace(tensor_parallel_size=num_ranks, pipeline_parallel_size=1)
+    return argparse.Namespace(
+        tensor_parallel_size=num_ranks, pipeline_parallel_size=1, prefill_context_parallel_size=1
+    )
 
 
 @pytest.mark.parametrize(
@@ -217,3 +221,27 @@ def test_the_users_variables_are_kept_when_the_processes_get_others(
     assert {name: again[name] for name in given if name in again} == {
         name: given[name] for name in given if name in again
     }
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("suffix", ["safetensors", "bin"])
+def test_weights_in_hugging_faces_cache_count_as_memory(
+    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_options, "available_memory_bytes", lambda: 8 << 30)
+    repository = tmp_path / "models--terns--arctic"
+    snapshot = repository / "snapshots" / "0123abcd"
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0123abcd")
+    (snapshot / "config.json").write_text("{}")
+    with open(snapshot / f"model.{suffix}", "wb") as file:
+        file.truncate(3 << 30)
+    args = of_ranks()
+    args.model, args.revision, args.download_dir = "terns/arctic", None, str(tmp_path)
+    args.dtype, args.kv_cache_memory_bytes = "auto", 1 << 30
+    args.gpu_memory_utilization = 0.5
+    with pytest.raises(ConfigurationError, match="2 instances need about"):
+        share_memory(args, 2, "--instances")
+    args.model = "terns/common"
+    share_memory(args, 2, "--instances")

@@ -1,5 +1,6 @@
-"""A model that only embeds, and has no KV cache: several instances serve it, without moves."""
+"""Models that only embed, and have no KV cache: several instances serve them, without moves."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,37 @@ def tiny_encoder(folder: Path) -> Path:
     BertModel(config).save_pretrained(folder)
     write_tokenizer(folder, {})
     return folder
+
+
+def tiny_late_interaction(folder: Path) -> Path:
+    """The encoder as a ColBERT: it scores a document by the embeddings of its tokens."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(tiny_encoder(folder) / "model.safetensors")
+    weights = {f"bert.{name}": weight for name, weight in weights.items()}
+    weights["linear.weight"] = torch.randn(32, 64)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["architectures"] = ["HF_ColBERT"]
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_documents_of_one_query_are_scored_by_several_instances(tmp_path: Path) -> None:
+    server = start_sterna(*OPTIONS, model=tiny_late_interaction(tmp_path / "model"))
+    try:
+        texts = [f"terns of {number} islands" for number in range(16)]
+        body = {"model": MODEL_NAME, "text_1": texts[3], "text_2": texts}
+        for _ in range(2):
+            answer = server.http().post("/score", json=body)
+            assert answer.status_code == 200, answer.text
+            scores = [each["score"] for each in answer.json()["data"]]
+            assert len(scores) == len(texts)
+            assert max(scores) == scores[3]
+        assert set(states(server).values()) == {"running"}
+    finally:
+        server.end()
 
 
 def test_a_model_without_a_kv_cache_answers(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Engine of an instance: its model, its share of the machine, and vLLM's own checks."""
 
+import contextlib
 import json
 import logging
 import os
@@ -98,12 +99,14 @@ def has_configuration(folder: Path) -> bool:
 
 def weight_bytes_of(folder: Path) -> int:
     """The size of a model's weights; 0 for what is no folder."""
-    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    files = [*folder.glob("*.safetensors")] or [*folder.glob("*.bin")]
+    return sum(file.stat().st_size for file in files)
 
 
 def _loaded_bytes(args: Namespace) -> int:
-    """Main memory of the weights: those of 16 bits take twice the size of their files in 32."""
-    folder = Path(args.model)
+    """Main memory of the weights: those of 16 bits take twice the size of their files in 32; 0 of a
+    model that has not been downloaded yet."""
+    folder = _folder_of(args)
     try:
         config = json.loads((folder / "config.json").read_bytes())
         stored = config.get("dtype") or config.get("torch_dtype")
@@ -113,16 +116,29 @@ def _loaded_bytes(args: Namespace) -> int:
     return weight_bytes_of(folder) * (2 if is_wider else 1)
 
 
+def _folder_of(args: Namespace) -> Path:
+    """Return the model's folder, which may be that in Hugging Face's cache, or not exist."""
+    if not Path(args.model).is_dir():
+        from huggingface_hub import snapshot_download
+
+        with contextlib.suppress(OSError, ValueError):
+            found = snapshot_download(
+                args.model,
+                revision=args.revision,
+                cache_dir=args.download_dir,
+                local_files_only=True,
+            )
+            return Path(found)
+    return Path(args.model)
+
+
 def gpus_of(args: Namespace) -> int:
     """Return the number of GPUs of an instance; 0 with vLLM for CPU."""
     if is_cpu_build():
         return 0
+    from sterna.engine.vllm.hosted_core import world_size
+
     return world_size(args)
-
-
-def world_size(args: Namespace) -> int:
-    """Return the number of ranks of an instance."""
-    return int(args.tensor_parallel_size * args.pipeline_parallel_size)
 
 
 def share_memory(args: Namespace, num_instances: int, options: str) -> None:
@@ -134,6 +150,7 @@ def share_memory(args: Namespace, num_instances: int, options: str) -> None:
         options: the options that set the number of instances, for the message.
     """
     from sterna.engine.vllm.arguments import leaves_memory_to_vllm
+    from sterna.engine.vllm.hosted_core import world_size
 
     available = available_memory_bytes()
     weights = _loaded_bytes(args)
@@ -164,6 +181,8 @@ def share_cores(args: Namespace, num_instances: int) -> None:
     Raises:
         ConfigurationError: the former is not a number of threads.
     """
+    from sterna.engine.vllm.hosted_core import world_size
+
     num_cores, num_ranks = num_usable_cores(), world_size(args)
     given = os.environ.get(USERS_THREADS, "")
     # OpenMP takes a list as well, whose first number is the one that counts here.

@@ -15,7 +15,6 @@ from sterna.cli.serve.engine_options import (
     checked_engine_config,
     choose_model,
     with_prefix_caches,
-    world_size,
 )
 from sterna.cli.serve.priority_options import settle_classes, with_target_load
 from sterna.cli.serve.serve_options import add_serve_options, cluster_config
@@ -114,7 +113,7 @@ def _refuse_unsupported(args: Namespace) -> None:
         raise ConfigurationError("--uds is not supported; use --host and --port")
     if args.scheduler_cls is not None:
         raise ConfigurationError("--scheduler-cls: Sterna brings its own scheduler class")
-    from sterna.engine.vllm.hosted_core import executor_backend
+    from sterna.engine.vllm.hosted_core import executor_backend, world_size
 
     executor = args.distributed_executor_backend
     if executor not in (None, executor_backend(world_size(args))):

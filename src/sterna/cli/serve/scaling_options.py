@@ -115,14 +115,14 @@ def wants_fork_server(arguments: Sequence[str]) -> bool:
     """Return whether vLLM is to be imported once for all processes. Called before the options are
     parsed, since the parser itself needs that import."""
     # As in vLLM, the command line overrides the file.
-    options = [*_switches_in_file(arguments), *arguments]
+    options = [each.replace("_", "-") for each in (*_switches_in_file(arguments), *arguments)]
     choices = [each for each in options if each in ("--fork-server", "--no-fork-server")]
     # Forks have not been tested on CUDA, whose driver must not be initialized before a fork.
     return choices[-1] == "--fork-server" if choices else is_cpu_build()
 
 
 def _switches_in_file(arguments: Sequence[str]) -> list[str]:
-    """Return the switches that the file of `--config` turns on."""
+    """Return the switches that the file of `--config` turns on or off."""
     paths = [path for option, path in itertools.pairwise(arguments) if option == "--config"]
     paths += [each.removeprefix("--config=") for each in arguments if each.startswith("--config=")]
     try:
@@ -131,7 +131,11 @@ def _switches_in_file(arguments: Sequence[str]) -> list[str]:
         # The parser of the options reports it.
         return []
     options = content if isinstance(content, dict) else {}
-    return [f"--{name}".replace("_", "-") for name, value in options.items() if value is True]
+    return [
+        f"--{name}" if value else f"--no-{name}"
+        for name, value in options.items()
+        if isinstance(value, bool)
+    ]
 
 
 def scaling_config(args: Namespace) -> ScalingConfig | None:

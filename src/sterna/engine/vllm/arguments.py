@@ -9,6 +9,7 @@ from typing import NoReturn
 
 import vllm.envs as envs
 import yaml
+from vllm.config import ParallelConfig
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from vllm.entrypoints.cli.serve import ServeSubcommand
 from vllm.entrypoints.launchers.launcher import validate_api_server_args
@@ -40,9 +41,47 @@ FRONTEND_OPTIONS = frozenset(
         "logits_processors",
         "structured_outputs_config",
         "reasoning_parser",
+        "reasoning_config",
+        "pooler_config",
+        "io_processor_plugin",
+        "max_logprobs",
+        "stream_interval",
+        "return_sampling_mask",
+        "enable_trace_replay",
+        "enable_lora",
+        "max_num_queued_reqs",
+        "max_num_queued_tokens",
+        # Multimodal inputs are read and prepared at the front end.
+        "allowed_local_media_path",
+        "allowed_media_domains",
+        "media_io_kwargs",
+        "mm_processor_kwargs",
+        "interleave_mm_strings",
+        "enable_mm_embeds",
+        "language_model_only",
+        # It computes the hashes of prompts by which the policy finds them in prefix caches.
+        "block_size",
+        "prefix_caching_hash_algo",
+        # Metrics and traces.
+        "disable_log_stats",
+        "otlp_traces_endpoint",
     }
 )
 """Options of vLLM's engine that its front end uses as well."""
+
+INSTANCE_OPTIONS = frozenset(
+    {
+        "tensor_parallel_size",
+        "pipeline_parallel_size",
+        "prefill_context_parallel_size",
+        "data_parallel_size",
+        "distributed_executor_backend",
+        "scheduler_cls",
+        "worker_extension_cls",
+    }
+)
+"""Options that Sterna checks at its start, since it gives an instance its devices, its scheduler
+and the extension of its workers."""
 
 HARMLESS_OPTIONS = frozenset(
     {
@@ -51,7 +90,6 @@ HARMLESS_OPTIONS = frozenset(
         "kv_cache_memory_bytes",
         "gpu_memory_utilization",
         "num_gpu_blocks_override",
-        "block_size",
         "dtype",
         "kv_cache_dtype",
         "enable_prefix_caching",
@@ -204,9 +242,19 @@ def validate(args: argparse.Namespace) -> None:
 
 
 def client_arguments(args: argparse.Namespace) -> AsyncEngineArgs:
-    """Return vLLM's arguments for the engine client of its server."""
+    """Return vLLM's arguments for the engine client of its server.
+
+    Ranks concern only instances. Here vLLM would check them against the devices of this process,
+    which needs none.
+    """
     engine_args = AsyncEngineArgs.from_cli_args(args)
-    cli_args.propagate_flash_late_interaction(args, engine_args)
+    of_one_rank = AsyncEngineArgs(model=args.model)
+    for name in {each.name for each in fields(ParallelConfig)} & vars(of_one_rank).keys():
+        setattr(engine_args, name, getattr(of_one_rank, name))
+    if engine_args.speculative_config is not None:
+        drafts = dict(engine_args.speculative_config)
+        drafts.pop("draft_tensor_parallel_size", None)
+        engine_args.speculative_config = drafts
     return engine_args
 
 
@@ -244,6 +292,11 @@ def with_options(
         given["model"] = model
     engine_options = {each.name for each in fields(EngineArgs)} - FRONTEND_OPTIONS
     for name in given:
+        if name in INSTANCE_OPTIONS:
+            raise ConfigurationError(
+                f"--{name.replace('_', '-')} is not for a rolling restart: the server checks it "
+                "when it starts; restart the server"
+            )
         if name not in engine_options:
             raise ConfigurationError(
                 f"--{name.replace('_', '-')} is not for a rolling restart: the front ends go by it "

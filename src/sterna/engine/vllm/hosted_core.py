@@ -110,10 +110,17 @@ def compiling_once(config: VllmConfig) -> Iterator[None]:
         mark.touch()
 
 
-def executor_backend(world_size: int) -> str:
+def world_size(args: Namespace | AsyncEngineArgs) -> int:
+    """Return the number of ranks of an instance."""
+    return int(
+        args.tensor_parallel_size * args.pipeline_parallel_size * args.prefill_context_parallel_size
+    )
+
+
+def executor_backend(num_ranks: int) -> str:
     """Return the name of vLLM's executor: the worker of an instance with one rank runs in the
     instance's process."""
-    return "uni" if world_size == 1 else "mp"
+    return "uni" if num_ranks == 1 else "mp"
 
 
 def engine_config(args: Namespace) -> VllmConfig:
@@ -123,8 +130,7 @@ def engine_config(args: Namespace) -> VllmConfig:
         ValueError: vLLM refuses the options; the message is vLLM's.
     """
     engine_args = AsyncEngineArgs.from_cli_args(args)
-    world_size = engine_args.tensor_parallel_size * engine_args.pipeline_parallel_size
-    engine_args.distributed_executor_backend = executor_backend(world_size)
+    engine_args.distributed_executor_backend = executor_backend(world_size(engine_args))
     engine_args.worker_extension_cls = WORKER_EXTENSION
     # As in the front ends: images arrive whole, and no cache must be kept equal to theirs.
     engine_args._api_process_count = 2

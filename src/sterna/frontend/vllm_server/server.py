@@ -60,6 +60,7 @@ from sterna.frontend.http.slow_clients import ConnectionLimit, with_limits
 from sterna.frontend.http.tls import behind_tls
 from sterna.frontend.operators.admin_routes import add_admin_routes
 from sterna.frontend.operators.watchers import Watch
+from sterna.frontend.vllm_server.pooling_failures import PoolingFailures
 from sterna.frontend.vllm_server.router import MakeExchange, Router
 from sterna.messages.actors import Membership
 from sterna.messaging.mailbox import Mailbox
@@ -103,6 +104,8 @@ class ClusterClient(AsyncLLM):  # type: ignore[misc]
         self._classes = classes
         self._is_emulated = is_emulated
         super().__init__(client_addresses=router.client_addresses, **of_vllm)
+        is_pooling = self.vllm_config.model_config.runner_type == "pooling"
+        self._failures = PoolingFailures(self.output_processor) if is_pooling else None
 
     async def add_request(self, *args: Any, priority: int = 0, **kwargs: Any) -> Any:
         """See AsyncLLM. The priority is replaced by that of the request's class."""
@@ -143,6 +146,8 @@ class ClusterClient(AsyncLLM):  # type: ignore[misc]
         add_engine_request(request_id)
         encode = partial(super().encode, prompt, pooling_params, request_id, *args)
         outputs = self._traced(request_id, encode, kwargs)
+        if self._failures is not None:
+            outputs = self._failures.raising(request_id, outputs)
         return self._waiting(request_id, outputs, 1)
 
     def _traced(
@@ -308,7 +313,7 @@ class FrontendServer:
                     watch,
                     check_options=partial(self._check_engine_options, only),
                 )
-                await init_app_state(client, app.state, self._args, tasks)
+                await init_app_state(client, app.state, _without_cached_queries(self._args), tasks)
                 number_adapters_apart(app.state.openai_serving_models, self._frontend_id)
                 door = build_door(
                     app,
@@ -407,6 +412,13 @@ def _vllms_app(args: Namespace, tasks: tuple[Any, ...], client: AsyncLLM, keys: 
     return app
 
 
+def _without_cached_queries(args: Namespace) -> Namespace:
+    """Return the options with which vLLM's server scores documents here, from the embeddings of
+    their tokens. Otherwise workers would, each from the query's embeddings, which only the worker
+    has that computed them, while documents go to all instances."""
+    return Namespace(**{**vars(args), "enable_flash_late_interaction": False})
+
+
 def number_adapters_apart(models: Any, frontend_id: FrontendId) -> None:
     """Make vLLM's server give the LoRA adapters that it loads from now on numbers that no other
     front end gives.
@@ -438,10 +450,6 @@ def make_client(args: Namespace, router: Router, queue: QueueLimit) -> ClusterCl
         ValueError: vLLM refuses the options; the message is vLLM's.
     """
     engine_args = client_arguments(args)
-    # Ranks concern only instances. Here vLLM would check them against the devices of this process,
-    # which needs none.
-    engine_args.tensor_parallel_size = engine_args.pipeline_parallel_size = 1
-    engine_args.distributed_executor_backend = None
     # With one client and one engine, vLLM keeps a cache of sent images in step between the two, and
     # sends references. No instance has got all images, so each must be sent whole.
     engine_args._api_process_count = max(2, args.frontends)
