@@ -34,8 +34,7 @@ class Case:
         speed: steps last as long as the profile's, divided by this.
         instances: their number.
         workload: options of `sterna simulate` for the requests.
-        rate: of the hardware without `speed`, in requests or sessions a second; None: the
-            requests come at once.
+        rate: of the hardware without `speed`, in requests or sessions a second.
         requests: their number.
         max_total_tokens: longer requests are left out, or drawn again.
     """
@@ -45,7 +44,7 @@ class Case:
     speed: float
     instances: int
     workload: tuple[str, ...]
-    rate: float | None
+    rate: float
     requests: int
     max_total_tokens: int
 
@@ -90,10 +89,16 @@ class Case:
     def simulate_options(self, hardware: Path, seed: int) -> list[str]:
         """The options of `sterna simulate`. Loads are reported as the server's instances report
         them: when a step has been scheduled."""
-        rate = 100_000.0 if self.rate is None else self.rate * self.speed
         return [
             *self.workload,
-            *("--rate", f"{rate:g}", "--requests", str(self.requests), "--seed", str(seed)),
+            *(
+                "--rate",
+                f"{self.rate * self.speed:g}",
+                "--requests",
+                str(self.requests),
+                "--seed",
+                str(seed),
+            ),
             *("--max-total-tokens", str(self.max_total_tokens)),
             *("--profile", str(hardware), "--instances", str(self.instances)),
             *("--report", "step"),
@@ -151,7 +156,13 @@ def tiny_model(folder: Path) -> Path:
     return folder
 
 
-_A10, _RTX4090, _H100 = "a10-llama-7b", "rtx4090-llama-3.1-8b", "h100-llama-3.1-8b"
+_A10, _RTX4090 = "a10-llama-7b", "rtx4090-llama-3.1-8b"
+
+_SESSIONS = ("--trace", "agents", "--divide-lengths", "16", "--divide-think-times", "16")
+"""Think times are shorter for shorter runs: a session would last for minutes, mostly idle."""
+
+_REASONING = ("--trace", "reasoning", "--divide-lengths", "10")
+"""Outputs of 800 tokens in the mean and 3,200 at most, which fill the memory of an A10."""
 
 CASES: Mapping[str, Case] = {
     each.name: each
@@ -159,13 +170,9 @@ CASES: Mapping[str, Case] = {
         Case("M-M, 4 instances", _A10, 2.0, 4, ("--trace", "M-M"), 4.25, 600, 6_144),
         Case("ShareGPT, 4 instances", _A10, 2.0, 4, ("--trace", "ShareGPT"), 2.3, 460, 6_144),
         Case("BurstGPT, 4 instances", _A10, 2.0, 4, ("--trace", "BurstGPT"), 2.55, 510, 6_144),
-        Case("ShareGPT, 8 instances", _A10, 0.75, 8, ("--trace", "ShareGPT"), 4.9, 500, 6_144),
-        Case(
-            "sessions, 4 instances",
-            *(_RTX4090, 1.0, 4, ("--trace", "agents", "--divide-lengths", "16"), 12.0),
-            *(1_800, 16_384),
-        ),
-        Case("reasoning, 4 instances", _H100, 0.5, 4, ("--trace", "reasoning"), None, 128, 12_288),
+        Case("ShareGPT, 8 instances", _A10, 1.0, 8, ("--trace", "ShareGPT"), 4.9, 460, 6_144),
+        Case("sessions, 4 instances", _RTX4090, 1.0, 4, _SESSIONS, 0.6, 800, 16_384),
+        Case("reasoning, 4 instances", _A10, 2.0, 4, _REASONING, 1.8, 250, 4_096),
     )
 }
 """All of them, by name. The rates are such that the simulator predicts some queuing with Llumnix's

@@ -155,6 +155,25 @@ def test_arrivals_are_those_of_sessions() -> None:
     assert trace.prefix_blocks.block_tokens == 32
 
 
+def test_think_times_are_divided_and_nothing_else() -> None:
+    whole = build_trace(Workload("agents", 200, rate=2.0))
+    trace = build_trace(Workload("agents", 200, rate=2.0, think_divisor=8.0))
+    assert whole.turns is not None
+    assert trace.turns is not None
+    assert whole.turns.think_s.sum() > 0
+    assert trace.turns.think_s == pytest.approx(whole.turns.think_s / 8)
+    assert (trace.turns.previous == whole.turns.previous).all()
+    assert (trace.arrival_s == whole.arrival_s).all()
+    assert (trace.output_tokens == whole.output_tokens).all()
+
+
+def test_a_trace_without_sessions_has_no_think_times_to_divide() -> None:
+    with pytest.raises(ConfigurationError, match="M-M has no sessions"):
+        build_trace(Workload("M-M", rate=1.0, think_divisor=2.0))
+    with pytest.raises(ConfigurationError, match="think_divisor must be positive, not 0"):
+        Workload("agents", think_divisor=0.0)
+
+
 def test_drawn_lengths_are_not_divided() -> None:
     with pytest.raises(ConfigurationError, match="choose smaller means"):
         build_trace(Workload("M-M", rate=1.0, divisor=2))

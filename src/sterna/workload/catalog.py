@@ -9,7 +9,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -103,6 +103,7 @@ class Workload:
         max_total_tokens: limit of input and output together. Longer requests are drawn again if
             the trace has drawn lengths (see `has_drawn_lengths`), and otherwise left out.
         divisor: all lengths of a trace that is not drawn are divided by it.
+        think_divisor: the times between the turns of sessions are divided by it.
 
     Raises:
         ConfigurationError: a value is invalid, whatever the trace.
@@ -116,6 +117,7 @@ class Workload:
     class_fractions: Mapping[Priority, float] = field(default_factory=dict, hash=False)
     max_total_tokens: int | None = None
     divisor: int = 1
+    think_divisor: float = 1.0
 
     def __post_init__(self) -> None:
         if self.num_requests is not None and self.num_requests < 1:
@@ -130,6 +132,8 @@ class Workload:
             )
         if self.divisor < 1:
             raise ConfigurationError(f"divisor must be at least 1, not {self.divisor}")
+        if not 0.0 < self.think_divisor < math.inf:
+            raise ConfigurationError(f"think_divisor must be positive, not {self.think_divisor}")
         if self.arrivals is not None:
             parse_arrivals(self.arrivals)
         require_fractions(self.class_fractions)
@@ -157,6 +161,11 @@ def build_trace(workload: Workload) -> Trace:
                 "zipf:256-128, instead of dividing them"
             )
         rows = rows.divided(workload.divisor)
+    if workload.think_divisor != 1.0:
+        if rows.turns is None:
+            raise ConfigurationError(f"trace {name} has no sessions whose turns have think times")
+        think_s = rows.turns.think_s / workload.think_divisor
+        rows = replace(rows, turns=replace(rows.turns, think_s=think_s))
     if workload.max_total_tokens is not None:
         rows = _short_enough(workload, rows, workload.max_total_tokens)
     num_requests = workload.num_requests or len(rows)

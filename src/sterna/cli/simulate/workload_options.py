@@ -54,6 +54,13 @@ def add_workload_options(group: Any, *, longest: str, has_several_seeds: bool) -
         help="divide all lengths of a recorded trace, for engines with little memory (default: 1)",
     )
     group.add_argument(
+        "--divide-think-times",
+        type=positive,
+        default=1.0,
+        metavar="FACTOR",
+        help="divide the times between the turns of sessions, for shorter runs (default: 1)",
+    )
+    group.add_argument(
         "--high-fraction",
         type=fraction,
         default=0.0,
@@ -93,6 +100,7 @@ def workload_of(args: argparse.Namespace, seed: int, max_total_tokens: int) -> "
         class_fractions=classes,
         max_total_tokens=max_total_tokens,
         divisor=args.divide_lengths,
+        think_divisor=args.divide_think_times,
     )
 
 
