@@ -98,6 +98,10 @@ def config_file(tmp_path: Path) -> Callable[[str], str]:
         (["--api-server-count", "3"], "--api-server-count 3: use --frontends 3"),
         (["--headless"], "--headless is not supported"),
         (["--distributed-executor-backend", "ray"], "--distributed-executor-backend ray: Sterna"),
+        (
+            ["--frontends", "2", "--max-num-queued-reqs", "9"],
+            "would count its own requests alone; use --max-queued-requests",
+        ),
         (["--uds", "/tmp/socket"], "--uds is not supported; use --host and --port"),
         (["--scheduler-cls", "a.B"], "--scheduler-cls: Sterna brings its own scheduler class"),
         (["--worker-extension-cls", "a.B"], "--worker-extension-cls: Sterna brings its own"),

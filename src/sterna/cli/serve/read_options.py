@@ -106,6 +106,12 @@ def _refuse_unsupported(args: Namespace) -> None:
             "only, since the others would not know of the adapters that it loads; give adapters "
             "by --lora-modules, or leave the variable out"
         )
+    for option in ("max_num_queued_reqs", "max_num_queued_tokens"):
+        if args.frontends > 1 and getattr(args, option, None) is not None:
+            raise ConfigurationError(
+                f"--{option.replace('_', '-')} with --frontends {args.frontends}: each front end "
+                "would count its own requests alone; use --max-queued-requests"
+            )
     for option in ("headless", "grpc"):
         if getattr(args, option, False):
             raise ConfigurationError(f"--{option} is not supported; leave it out")
