@@ -145,6 +145,8 @@ class InstanceView:
         num_prefix_tokens: tokens of requests that were looked up in the prefix cache since the
             engine's start; 0 where they are not counted.
         num_prefix_hits: those of them that were in it.
+        draft_counts: of speculative decoding since the engine's start: drafts, their tokens, and at
+            each position in a draft those that were accepted. Empty: there is none.
         num_ended: the outputs that have ended here, by their lengths: from each of `OUTPUT_LENGTHS`
             to below the next; aborted ones are among them, those that have moved away are not.
             Empty: they are not counted.
@@ -162,6 +164,7 @@ class InstanceView:
     num_slots: int | None = None
     num_prefix_tokens: int = 0
     num_prefix_hits: int = 0
+    draft_counts: tuple[int, ...] = ()
     num_ended: tuple[int, ...] = ()
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from sterna.engine.drains import Left
 from sterna.migration.messages import Drain, Mode, Reason
-from sterna.types import MigrationId, RequestId
+from sterna.types import InstanceId, MigrationId, RequestId
 from tests.engine.test_vllm_histories import wire_request
 from tests.engine.vllm_cores import SMALL, tiny_core
 
@@ -64,6 +64,7 @@ class Steps:
             structured_output_manager=core.structured_output_manager,
             block_size=core.scheduler.block_size,
             hash_block_size=core.scheduler.hash_block_size,
+            log_stats=True,
         )
         self._steps: list[Any] = []
 
@@ -117,6 +118,16 @@ def test_a_drained_request_keeps_its_drafts(vllm_core: Any) -> None:
     assert request.spec_token_ids == [22, 23, 24]
     steps.scheduler.resume(A)
     assert steps.begin().scheduled_spec_decode_tokens == {"a": [22, 23, 24]}
+
+
+def test_drafts_are_counted_by_position_since_the_start(vllm_core: Any) -> None:
+    steps = Steps(vllm_core, speculative(vllm_core))
+    steps.add("a")
+    for token_ids in ([7], [8, 9, 21], [8, 22]):
+        steps.begin()
+        steps.end(token_ids, drafts=[8, 9, 10])
+    view = steps.scheduler.view(InstanceId("i0"), is_terminating=False)
+    assert view.draft_counts == (2, 6, 2, 1, 0)
 
 
 def test_drafts_whose_probabilities_are_elsewhere_are_dropped(vllm_core: Any) -> None:

@@ -32,7 +32,7 @@ from sterna.engine.payload_parts import (
     unpack_frames,
 )
 from sterna.engine.vllm import payload
-from sterna.messages.actors import TokenSpan
+from sterna.messages.actors import ClusterStats, TokenSpan
 from sterna.types import RequestId
 
 pytestmark = pytest.mark.vllm
@@ -166,6 +166,18 @@ def test_a_utility_result_comes_back():
         payload.encode_utility_result(5, result=[1, "two"])
     ).utility_output
     assert (output.failure_message, output.result.result) == (None, [1, "two"])
+
+
+def test_counts_of_drafts_become_vllms_statistics():
+    """By hand: 9 drafts of 2 tokens, of which 7 and 4 were accepted. vLLM reads as many positions
+    as it has counters for."""
+    stats = ClusterStats(())
+    content = payload.encode_cluster_stats(stats, 0, 0, (9, 18, 7, 4))
+    drafts = payload.decode_outputs(content).scheduler_stats.spec_decoding_stats
+    assert (drafts.num_drafts, drafts.num_draft_tokens, drafts.num_accepted_tokens) == (9, 18, 11)
+    assert drafts.num_accepted_tokens_per_pos[:6] == [7, 4, 0, 0, 0, 0]
+    content = payload.encode_cluster_stats(stats)
+    assert payload.decode_outputs(content).scheduler_stats.spec_decoding_stats is None
 
 
 def test_merged_payloads_hold_the_same_outputs_in_the_same_order():

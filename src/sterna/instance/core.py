@@ -165,6 +165,7 @@ class InstanceCore:
         self._drained_s: dict[MigrationId, float] = {}
         self._num_committed = 0
         self._num_prefix_tokens = self._num_prefix_hits = self._num_sent_bytes = 0
+        self._draft_counts: tuple[int, ...] = ()
         self._unreported: list[MigrationEnd] = []
         self._num_aborted = 0
         self._termination = Termination()
@@ -423,6 +424,7 @@ class InstanceCore:
         """The state has changed, at the beginning of a step or between two."""
         self._num_prefix_tokens = view.num_prefix_tokens
         self._num_prefix_hits = view.num_prefix_hits
+        self._draft_counts = view.draft_counts
         for dispatch_number in self._admissions.seen(view):
             self._llumlet.on_request_admitted(dispatch_number)
         effects = self._on_llumlet(self._llumlet.on_view(view, now_s), now_s)
@@ -536,6 +538,7 @@ class InstanceCore:
             migrations=tuple(self._unreported),
             num_sent_bytes=self._num_sent_bytes,
             usage_by_priority=due.usage_by_priority,
+            draft_counts=self._draft_counts,
         )
         self._unreported.clear()
         cached = None if self._cache is None else self._cache.next_report(self._listed_in)

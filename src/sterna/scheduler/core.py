@@ -330,4 +330,5 @@ def _stats(report: LoadReport) -> InstanceStats:
         num_sent_bytes=report.num_sent_bytes,
         num_by_priority=load.num_by_priority,
         usage_by_priority=report.usage_by_priority,
+        draft_counts=report.draft_counts,
     )

@@ -34,6 +34,7 @@ from vllm.v1.engine import (
 )
 from vllm.v1.metrics.stats import PrefixCacheStats, SchedulerStats
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder, UtilityResult
+from vllm.v1.spec_decode.metrics import SpecDecodingStats
 
 from sterna.engine.payload_parts import (
     MANY_FRAMES,
@@ -48,6 +49,9 @@ from sterna.messages.actors import ClusterStats, TokenSpan
 # vLLM's coders are not safe to share between threads, and building one costs ten times as much
 # as encoding a token.
 _per_thread = threading.local()
+
+MAX_DRAFT_TOKENS = 128
+"""More than a draft of speculative decoding has."""
 
 
 def encode_request(request: EngineCoreRequest) -> bytes:
@@ -214,12 +218,16 @@ def encode_span(
 
 
 def encode_cluster_stats(
-    stats: ClusterStats, num_prefix_tokens: int = 0, num_prefix_hits: int = 0
+    stats: ClusterStats,
+    num_prefix_tokens: int = 0,
+    num_prefix_hits: int = 0,
+    draft_counts: Sequence[int] = (),
 ) -> bytes:
     """Return a payload by which vLLM's metrics show the sums over all instances.
 
     Args:
         num_prefix_tokens, num_prefix_hits: added to vLLM's counters of the prefix cache.
+        draft_counts: added to those of speculative decoding (see `InstanceView`).
     """
     total_tokens = sum(instance.total_tokens for instance in stats.instances)
     used_tokens = sum(instance.used_tokens for instance in stats.instances)
@@ -228,8 +236,20 @@ def encode_cluster_stats(
         num_waiting_reqs=stats.num_waiting,
         kv_cache_usage=used_tokens / total_tokens if total_tokens else 0.0,
         prefix_cache_stats=PrefixCacheStats(queries=num_prefix_tokens, hits=num_prefix_hits),
+        spec_decoding_stats=_draft_stats(*draft_counts) if draft_counts else None,
     )
     return encode_outputs(EngineCoreOutputs(scheduler_stats=scheduler_stats))
+
+
+def _draft_stats(num_drafts: int, num_tokens: int, *accepted: int) -> SpecDecodingStats:
+    stats = SpecDecodingStats.new(len(accepted))
+    stats.num_drafts, stats.num_draft_tokens = num_drafts, num_tokens
+    stats.num_accepted_tokens = sum(accepted)
+    # vLLM counts as many positions as the front end's options say, and a restart of the engines may
+    # have shortened their drafts.
+    padding = [0] * (MAX_DRAFT_TOKENS - len(accepted))
+    stats.num_accepted_tokens_per_pos = [*accepted, *padding]
+    return stats
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
+from operator import add
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -69,6 +70,7 @@ class MigratingScheduler(Scheduler):
         groups: the KV cache groups.
         num_prefix_tokens: that were looked up in the prefix cache, where vLLM keeps statistics.
         num_prefix_hits: those of them that were found.
+        draft_counts: see `InstanceView`.
         prefixes: those that move without a request.
         on_scheduled: called in this order when a step has been scheduled, before it is computed.
         cache_reports: tells of changes to the prefix cache; None unless `report_cache` was called.
@@ -92,6 +94,7 @@ class MigratingScheduler(Scheduler):
         self.num_preemptions = 0
         self.num_prefix_tokens = 0
         self.num_prefix_hits = 0
+        self.draft_counts: tuple[int, ...] = ()
         self._ended = EndedOutputs()
         self._drained: dict[str, Request] = {}
         self._reservations: dict[MigrationId, Reservation] = {}
@@ -132,12 +135,17 @@ class MigratingScheduler(Scheduler):
         return is_reset
 
     def make_stats(self, *args: Any, **kwargs: Any) -> SchedulerStats | None:
-        """Return vLLM's statistics of a step, after what they say of the prefix cache is added to
-        the sums since the start."""
+        """Return vLLM's statistics of a step, after what they say of the prefix cache and of drafts
+        is added to the sums since the start."""
         stats = super().make_stats(*args, **kwargs)
         if stats is not None:
             self.num_prefix_tokens += stats.prefix_cache_stats.queries
             self.num_prefix_hits += stats.prefix_cache_stats.hits
+            if (drafts := stats.spec_decoding_stats) is not None:
+                accepted = drafts.num_accepted_tokens_per_pos
+                counts = (drafts.num_drafts, drafts.num_draft_tokens, *accepted)
+                sums = self.draft_counts or (0,) * len(counts)
+                self.draft_counts = tuple(map(add, sums, counts))
         return stats
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
@@ -202,6 +210,7 @@ class MigratingScheduler(Scheduler):
             num_slots=self._admission_limit,
             num_prefix_tokens=self.num_prefix_tokens,
             num_prefix_hits=self.num_prefix_hits,
+            draft_counts=self.draft_counts,
             num_ended=self._ended.counts,
         )
 

@@ -5,6 +5,7 @@ import math
 import warnings
 from collections import Counter as Counted
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
@@ -151,37 +152,40 @@ def _histogram(metric: Metric, registry: CollectorRegistry) -> Histogram:
     )
 
 
-class PrefixCounts:
-    """The last sums of each instance that one front end has seen.
+class EngineCounts:
+    """The last counts of each instance's engine that one front end has seen.
 
     The counters of all front ends are added up, so that only one of them may count, the first of
-    the membership. The others keep the sums, and one of them goes on from there when it is gone.
+    the membership. The others keep the counts, and one of them goes on from there when it is gone.
     """
 
     def __init__(self) -> None:
-        self._sums: dict[InstanceId, tuple[int, int]] = {}
+        self._counts: dict[InstanceId, tuple[int, ...]] = {}
         self._has_begun = False
 
-    def take(self, instances: Iterable[InstanceStats]) -> tuple[int, int]:
-        """Return the tokens that were looked up since the last call, and those that were found.
+    def take(self, instances: Iterable[InstanceStats]) -> tuple[int, ...]:
+        """Return what all engines have counted since the last call: the tokens that were looked up
+        in prefix caches, those that were found, and the `draft_counts` of `InstanceView`.
 
         The first instances are a beginning: a predecessor may have counted what they have. Smaller
-        sums than the last are those of a new engine. An instance that is missing, because a new
+        counts than the last are those of a new engine. An instance that is missing, because a new
         scheduler has not heard of it yet, is remembered.
         """
-        num_tokens = num_hits = 0
+        grown: tuple[int, ...] = 0, 0
         for each in instances:
-            now = each.num_prefix_tokens, each.num_prefix_hits
-            before = self._sums.get(each.instance_id, (0, 0) if self._has_begun else now)
-            if now[0] < before[0]:
-                before = 0, 0
-            num_tokens += now[0] - before[0]
-            num_hits += now[1] - before[1]
-            self._sums[each.instance_id] = now
-        self._has_begun = self._has_begun or bool(self._sums)
-        return num_tokens, num_hits
+            now = each.num_prefix_tokens, each.num_prefix_hits, *each.draft_counts
+            before = self._counts.get(each.instance_id, () if self._has_begun else now)
+            growth = _summed(now, [-count for count in before])
+            grown = _summed(grown, now if min(growth) < 0 else growth)
+            self._counts[each.instance_id] = now
+        self._has_begun = self._has_begun or bool(self._counts)
+        return grown
 
     def keep_only(self, instance_ids: Iterable[InstanceId]) -> None:
         """Forget all instances but these, which live."""
         living = set(instance_ids)
-        self._sums = {name: sums for name, sums in self._sums.items() if name in living}
+        self._counts = {name: each for name, each in self._counts.items() if name in living}
+
+
+def _summed(some: Sequence[int], others: Sequence[int]) -> tuple[int, ...]:
+    return tuple(map(sum, zip_longest(some, others, fillvalue=0)))

@@ -33,7 +33,7 @@ from sterna.engine.vllm.payload import (
 )
 from sterna.frontend.http.queue_limit import QueueLimit
 from sterna.frontend.metrics.latencies import Latencies
-from sterna.frontend.metrics.prometheus import FrontendMetrics, PrefixCounts
+from sterna.frontend.metrics.prometheus import EngineCounts, FrontendMetrics
 from sterna.frontend.operators.questions import Operators
 from sterna.frontend.peers import Peers
 from sterna.frontend.requests.core import FrontendCore, RequestMessage
@@ -135,7 +135,7 @@ class Router:
         self._histories = Histories()
         self.traces = traces
         self._trace_headers: dict[RequestId, Mapping[str, str]] = {}
-        self._prefix_counts = PrefixCounts()
+        self._engine_counts = EngineCounts()
         self.peers = Peers(mailbox)
         self.operators = Operators(
             frontend_id, self.peers, config.admin_timeout_s, self._describe_here, classes
@@ -383,13 +383,14 @@ class Router:
         self._num_unshown.clear()
         metrics.count_sent_again(self._num_sent_again)
         self._num_sent_again = 0
-        counted = self._prefix_counts.take(stats.instances)
+        counted = self._engine_counts.take(stats.instances)
         if self.peers.first_frontend == self._frontend_id:
             metrics.count_migrations(stats.migrations)
             metrics.count_scaling(stats.num_scaled_up, stats.num_scaled_down)
         else:
             counted = 0, 0
-        self._sockets.push(encode_cluster_stats(stats, *counted))
+        num_prefix_tokens, num_prefix_hits, *drafts = counted
+        self._sockets.push(encode_cluster_stats(stats, num_prefix_tokens, num_prefix_hits, drafts))
         self._queue.on_queuing(stats.num_waiting, _now_s())
 
     def on_membership(self, membership: Membership) -> None:
@@ -397,7 +398,7 @@ class Router:
         if not self.peers.on_membership(membership):
             return
         self._utilities.on_instances(self.peers.instances)
-        self._prefix_counts.keep_only(self.peers.instances)
+        self._engine_counts.keep_only(self.peers.instances)
         self.operators.on_membership(membership)
         self._carry_out(self._core.on_message(membership, (), _now_s()))
         if self.streams is not None:
