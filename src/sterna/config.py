@@ -488,7 +488,7 @@ class LlumletConfig:
             move without their KV cache, which is computed again; None: they wait for memory
             elsewhere.
         hands_back: whether requests that are left then and will never migrate are handed back to
-            their front ends, which send them to another instance behind the tokens that their
+            their front ends, which send them to another instance after the tokens that their
             clients have. Otherwise they stay until they end, as is needed if front ends continue
             no requests (`FrontendConfig`).
     """
@@ -520,7 +520,7 @@ class OnInstanceFailure(Enum):
     """Treatment of requests whose instance dies."""
 
     CONTINUE = "continue"
-    """They go on elsewhere, behind the tokens that their clients have."""
+    """They go on elsewhere, after the tokens that their clients have."""
     ABORT = "abort"
     """They fail, as in the paper (Section 5, fault tolerance)."""
 

@@ -22,6 +22,8 @@ EVERYTHING = {
     "servingEngineSpec": {
         "runtimeClassName": "nvidia",
         "labels": {"team": "search"},
+        "extraVolumes": [{"name": "keys", "secret": {"secretName": "clients"}}],
+        "extraVolumeMounts": [{"name": "keys", "mountPath": "/etc/sterna"}],
         "modelSpec": [
             {
                 **QWEN,
@@ -109,8 +111,11 @@ def test_every_value_has_its_place() -> None:
         *("--max-num-seqs", "64", "--policy", "llumnix"),
     ]
     assert [each["name"] for each in container["env"]] == [
-        *("HF_TOKEN", "VLLM_API_KEY", "HF_HUB_OFFLINE")
+        *("HF_TOKEN", "VLLM_API_KEY", "STERNA_API_KEY", "HF_HUB_OFFLINE")
     ]
+    assert {"name": "keys", "mountPath": "/etc/sterna"} in container["volumeMounts"]
+    volumes = qwen["spec"]["template"]["spec"]["volumes"]
+    assert {"name": "keys", "secret": {"secretName": "clients"}} in volumes
     assert container["resources"] == {
         "requests": {"cpu": "32", "memory": "64Gi"},
         "limits": {"memory": "128Gi", "nvidia.com/gpu": "8"},
@@ -118,7 +123,7 @@ def test_every_value_has_its_place() -> None:
     pod = qwen["spec"]["template"]["spec"]
     claimed = [each.get("persistentVolumeClaim", {}).get("claimName") for each in pod["volumes"]]
     (claim,) = of_kind("PersistentVolumeClaim", manifests)
-    assert claimed == [None, claim["metadata"]["name"]]
+    assert claimed == [None, claim["metadata"]["name"], None]
     assert (pod["runtimeClassName"], pod["nodeSelector"]) == ("nvidia", {"gpu": "h100"})
     assert (
         "limits" not in container_of(small)["resources"]

@@ -189,7 +189,7 @@ class RequestsMoved(msgspec.Struct, frozen=True, tag=True):
 
 class HandedBack(msgspec.Struct, frozen=True, tag=True):
     """Instance -> front end: these requests can neither stay here nor migrate. They have ended
-    here, and are to go on elsewhere behind the tokens that their clients have."""
+    here, and are to go on elsewhere after the tokens that their clients have."""
 
     instance_id: InstanceId
     request_ids: tuple[RequestId, ...]

@@ -139,7 +139,7 @@ REQUESTS = Metric(
 SENT_AGAIN = Metric(
     "sterna_requests_sent_again_total",
     Kind.COUNTER,
-    "Times that a request was sent to another instance, and went on behind the tokens that its "
+    "Times that a request was sent to another instance, and went on after the tokens that its "
     "client had, because its instance died or handed it back.",
 )
 

@@ -6,7 +6,7 @@ keeps what is needed to send it again. Events of clients and the cluster go in, 
 effects come out, in order. An interpreter carries them out: `router` under vLLM's own server, a
 simulation in virtual time.
 
-**A lost request is sent again**, under another id and behind the tokens that its client has
+**A lost request is sent again**, under another id and after the tokens that its client has
 (`attempts`), when
 
 - it died with its instance, and no other instance has it;

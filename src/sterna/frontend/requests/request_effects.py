@@ -60,7 +60,7 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class SendAgain:
-    """A fact for the log: the request goes on behind the tokens that its client has.
+    """A fact for the log: the request goes on after the tokens that its client has.
 
     Attributes:
         attempt_id: the id by which instances know the request from now on.
