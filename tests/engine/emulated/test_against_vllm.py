@@ -10,7 +10,6 @@ One engine core serves all scripts: each gets a scheduler of its own, made as vL
 
 import copy
 import random
-from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -22,6 +21,7 @@ from sterna.engine.emulated.config import EmulatedEngineConfig, Preemption, Step
 from sterna.engine.emulated.core import EmulatedCore
 from sterna.engine.emulated.durations import StepTime
 from sterna.engine.emulated.requests import RequestState
+from sterna.engine.emulated.tokens import chained_hashes
 from sterna.types import Priority, RequestId
 from tests.engine.vllm_cores import tiny_core
 
@@ -45,6 +45,7 @@ class Arrival:
     prompt: tuple[int, ...]
     output_tokens: int
     urgency: int = 0
+    salt: str | None = None
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,8 @@ def random_script(
 ) -> Script:
     """Sixteen requests whose memory does not suffice for them all.
 
-    With prefix caching there are more, in families that share the beginnings of their prompts.
+    With prefix caching there are more, in families that share the beginnings of their prompts; a
+    third of them have a salt, and share blocks only with these.
     """
     rng = random.Random(f"{seed} {is_chunked} {policy}")
     step = 0
@@ -94,6 +96,7 @@ def random_script(
                 prompt=(*shared, *[200 + number] * (prompt_tokens - len(shared))),
                 output_tokens=rng.choice([rng.randint(1, 40), rng.randint(30, 70)]),
                 urgency=rng.choice([0, 0, 1]) if policy == "priority" else 0,
+                salt=rng.choice([None, None, "pepper"]) if prefix_caching else None,
             )
         )
     return Script(
@@ -146,7 +149,7 @@ def vllm_records(core: Any, script: Script) -> list[StepRecord]:
             pooling_params=None,
             arrival_time=float(number),
             lora_request=None,
-            cache_salt=None,
+            cache_salt=arrival.salt,
             data_parallel_rank=None,
             # vLLM serves small values first.
             priority=-arrival.urgency,
@@ -269,11 +272,10 @@ def emulated_records(script: Script, preemption: Preemption | None = None) -> li
 
 
 def hashes_of(arrival: Arrival) -> bytes:
-    """The request's block hashes; nobody knows its outputs, which are its own."""
-    outputs = [(arrival.name, place) for place in range(arrival.output_tokens)]
-    tokens = (*arrival.prompt, *outputs)
-    ends = range(BLOCK_SIZE, len(tokens) + 1, BLOCK_SIZE)
-    return array("q", [hash(tokens[:end]) for end in ends]).tobytes()
+    """The request's block hashes; its outputs are in no other request."""
+    first = MAX_MODEL_LEN * (1_000 + int(arrival.name[1:]))
+    outputs = range(first, first + arrival.output_tokens)
+    return chained_hashes([*arrival.prompt, *outputs], BLOCK_SIZE, arrival.salt)
 
 
 PREEMPTION = {"fcfs": Preemption.LAST_ADMITTED, "priority": Preemption.LEAST_URGENT}
