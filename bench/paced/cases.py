@@ -162,7 +162,7 @@ _SESSIONS = ("--trace", "agents", "--divide-lengths", "16", "--divide-think-time
 """Think times are shorter for shorter runs: a session would last for minutes, mostly idle."""
 
 _REASONING = ("--trace", "reasoning", "--divide-lengths", "10")
-"""Outputs of 800 tokens in the mean and 3,200 at most, which fill the memory of an A10."""
+"""Outputs of 800 tokens in the mean and 3,276 at most, which fill the memory of an A10."""
 
 CASES: Mapping[str, Case] = {
     each.name: each
@@ -178,4 +178,4 @@ CASES: Mapping[str, Case] = {
 """All of them, by name. The rates are such that the simulator predicts some queuing with Llumnix's
 rules on the paper's traces: at lower ones it predicts nearly the same of all policies. The speeds
 are such that two fast cores carry the paper's traces: with ShareGPT on four, 2.0 took four fifths
-of an AMD EPYC's with AVX-512, and filled an Intel Xeon's at 2.6 GHz."""
+of the time of two cores of an AMD EPYC with AVX-512, and all of two of an Intel Xeon at 2.6 GHz."""

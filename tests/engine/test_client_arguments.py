@@ -17,6 +17,11 @@ pytestmark = pytest.mark.vllm
         ("--pipeline-parallel-size", "2"),
         ("--tensor-parallel-size", "2", "--distributed-executor-backend", "mp"),
         ("--tensor-parallel-size", "2", "--speculative-config", "DRAFTS"),
+        (
+            *("--tensor-parallel-size", "2", "--speculative-config.num-speculative-tokens", "2"),
+            *("--speculative-config.model", "MODEL"),
+            *("--speculative-config.draft-tensor-parallel-size", "2"),
+        ),
     ],
     ids=" ".join,
 )
@@ -28,7 +33,7 @@ def test_a_client_needs_no_devices_for_the_ranks_of_an_instance(
 
     model = str(tiny_random_llama(tmp_path / "model", seed=1))
     drafts = f'{{"model": "{model}", "num_speculative_tokens": 2, "draft_tensor_parallel_size": 2}}'
-    given = [drafts if each == "DRAFTS" else each for each in options]
+    given = [{"DRAFTS": drafts, "MODEL": model}.get(each, each) for each in options]
     arguments = ["serve", model, "--dtype", "float32", *given]
     args = parse_serve(*make_serve_parser(), arguments, "no default")
     args.model = args.model_tag

@@ -1,6 +1,7 @@
 """Options of `sterna serve` alone: the configuration from them, and values that it refuses."""
 
 import argparse
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -223,25 +224,57 @@ def test_the_users_variables_are_kept_when_the_processes_get_others(
     }
 
 
-@pytest.mark.vllm
-@pytest.mark.parametrize("suffix", ["safetensors", "bin"])
-def test_weights_in_hugging_faces_cache_count_as_memory(
-    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine_options, "available_memory_bytes", lambda: 8 << 30)
+@pytest.fixture
+def cached_model(tmp_path: Path) -> Path:
+    """The folder of the model terns/arctic in a cache of Hugging Face, without some of the files
+    that its repository has."""
     repository = tmp_path / "models--terns--arctic"
-    snapshot = repository / "snapshots" / "0123abcd"
+    snapshot = repository / "snapshots" / ("0" * 40)
     snapshot.mkdir(parents=True)
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text("0123abcd")
-    (snapshot / "config.json").write_text("{}")
-    with open(snapshot / f"model.{suffix}", "wb") as file:
-        file.truncate(3 << 30)
+    listing = {"format_version": 1, "files": {"README.md": {"size": 9, "blob_id": "1" * 40}}}
+    for folder, file, text in (
+        ("refs", "main", "0" * 40),
+        ("trees", f"{'0' * 40}.json", json.dumps(listing)),
+    ):
+        (repository / folder).mkdir()
+        (repository / folder / file).write_text(text)
+    (snapshot / "config.json").write_text('{"dtype": "bfloat16"}')
+    return snapshot
+
+
+def write_sparse(folder: Path, **sizes_gib: int) -> None:
+    """Files of these sizes, which take no place on the disk."""
+    for name, size_gib in sizes_gib.items():
+        with open(folder / name.replace("__", "."), "wb") as file:
+            file.truncate(size_gib << 30)
+
+
+def of_weights(cache: Path) -> argparse.Namespace:
+    """The options of two instances whose KV caches take 1 GiB each."""
     args = of_ranks()
-    args.model, args.revision, args.download_dir = "terns/arctic", None, str(tmp_path)
-    args.dtype, args.kv_cache_memory_bytes = "auto", 1 << 30
-    args.gpu_memory_utilization = 0.5
-    with pytest.raises(ConfigurationError, match="2 instances need about"):
+    args.model, args.revision, args.download_dir = "terns/arctic", None, str(cache)
+    args.dtype, args.kv_cache_memory_bytes, args.gpu_memory_utilization = "auto", 1 << 30, 0.5
+    return args
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize(
+    "sizes_gib",
+    [
+        {"model__safetensors": 3},
+        {"pytorch_model__bin": 3, "optimizer__bin": 900},
+        {"model-1__safetensors": 1, "model-2__safetensors": 2, "consolidated__safetensors": 900},
+    ],
+    ids=lambda each: next(iter(each)),
+)
+def test_weights_in_hugging_faces_cache_count_as_memory(
+    cached_model: Path, sizes_gib: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By hand: two instances take 3 GiB of weights, 1 of a KV cache and some of an engine each."""
+    write_sparse(cached_model, **sizes_gib)
+    args = of_weights(tmp_path)
+    monkeypatch.setattr(engine_options, "available_memory_bytes", lambda: 8 << 30)
+    with pytest.raises(ConfigurationError, match="2 instances need about 10"):
         share_memory(args, 2, "--instances")
     args.model = "terns/common"
     share_memory(args, 2, "--instances")

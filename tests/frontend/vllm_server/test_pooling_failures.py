@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from http import HTTPStatus
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ import pytest
 pytest.importorskip("vllm")
 
 import torch
-from vllm.exceptions import GenerationError
 from vllm.pooling_params import PoolingParams
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import EngineCoreOutput, EngineCoreRequest, FinishReason
@@ -18,7 +16,7 @@ from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollec
 
 from sterna.engine.vllm.payload import decode_outputs, encode_failure
 from sterna.frontend.requests.request_effects import Failure
-from sterna.frontend.vllm_server.pooling_failures import PoolingFailures
+from sterna.frontend.vllm_server.pooling_failures import pass_on_reasons
 
 pytestmark = pytest.mark.vllm
 
@@ -52,26 +50,25 @@ def fail(processor: OutputProcessor, name: str, reason: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "status", "message"),
+    ("reason", "is_retryable", "message"),
     [
-        (Failure.OWNER_DIED.value, HTTPStatus.SERVICE_UNAVAILABLE, "owner_died"),
-        (Failure.KILLED_INSTANCES.value, HTTPStatus.INTERNAL_SERVER_ERROR, "killed_instances"),
-        ("the engine refused it", HTTPStatus.INTERNAL_SERVER_ERROR, "the engine refused it"),
+        (Failure.OWNER_DIED.value, True, "owner_died"),
+        (Failure.KILLED_INSTANCES.value, False, "killed_instances"),
+        ("the engine refused it", False, "the engine refused it"),
     ],
 )
 def test_a_failure_has_its_reason_and_says_whether_to_ask_again(
-    reason: str, status: HTTPStatus, message: str
+    reason: str, is_retryable: bool, message: str
 ) -> None:
     async def test() -> None:
         processor = OutputProcessor(None, log_stats=False)
-        failures = PoolingFailures(processor)
-        told = failures.raising("a", add(processor, "a"))
-        fail(processor, "a", reason)
+        pass_on_reasons(processor)
+        outputs = add(processor, "a")
         fail(processor, "unknown", "of a request whose client has left")
-        with pytest.raises(GenerationError, match=message) as raised:
-            await anext(told)
-        assert raised.value.status_code == status
-        assert failures._reasons == {}
+        fail(processor, "a", reason)
+        error = (await anext(outputs)).error
+        assert message in error.message
+        assert error.retryable == is_retryable
 
     asyncio.run(test())
 
@@ -79,15 +76,14 @@ def test_a_failure_has_its_reason_and_says_whether_to_ask_again(
 def test_an_embedding_is_passed_on() -> None:
     async def test() -> None:
         processor = OutputProcessor(None, log_stats=False)
-        failures = PoolingFailures(processor)
-        told = failures.raising("a", add(processor, "a"))
+        pass_on_reasons(processor)
+        outputs = add(processor, "a")
         done = EngineCoreOutput(
             "a-engine", [], pooling_output=torch.ones(4), finish_reason=FinishReason.STOP
         )
         processor.process_outputs([done])
-        output = await anext(told)
+        output = await anext(outputs)
+        assert output.error is None
         assert output.outputs.data.tolist() == [1.0] * 4
-        with pytest.raises(StopAsyncIteration):
-            await anext(told)
 
     asyncio.run(test())

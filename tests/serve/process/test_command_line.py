@@ -102,6 +102,7 @@ def config_file(tmp_path: Path) -> Callable[[str], str]:
             ["--frontends", "2", "--max-num-queued-reqs", "9"],
             "would count its own requests alone; use --max-queued-requests",
         ),
+        (["--device-ids", "0"], "--device-ids: Ray gives each instance its devices"),
         (["--uds", "/tmp/socket"], "--uds is not supported; use --host and --port"),
         (["--scheduler-cls", "a.B"], "--scheduler-cls: Sterna brings its own scheduler class"),
         (["--worker-extension-cls", "a.B"], "--worker-extension-cls: Sterna brings its own"),

@@ -99,36 +99,50 @@ def has_configuration(folder: Path) -> bool:
 
 def weight_bytes_of(folder: Path) -> int:
     """The size of a model's weights; 0 for what is no folder."""
-    files = [*folder.glob("*.safetensors")] or [*folder.glob("*.bin")]
-    return sum(file.stat().st_size for file in files)
+    return sum(file.stat().st_size for file in _weight_files(folder))
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The files that vLLM loads: of weights that are there in several formats, one."""
+    index = folder / "model.safetensors.index.json"
+    with contextlib.suppress(OSError, ValueError, LookupError, AttributeError):
+        names = set(json.loads(index.read_bytes())["weight_map"].values())
+        return [folder / name for name in names if (folder / name).is_file()]
+    for pattern in ("model*.safetensors", "*.safetensors", "pytorch_model*.bin"):
+        if files := [*folder.glob(pattern)]:
+            return files
+    return []
 
 
 def _loaded_bytes(args: Namespace) -> int:
     """Main memory of the weights: those of 16 bits take twice the size of their files in 32; 0 of a
     model that has not been downloaded yet."""
-    folder = _folder_of(args)
     try:
-        config = json.loads((folder / "config.json").read_bytes())
+        # vLLM keeps a configuration in Hugging Face's own cache.
+        config = json.loads((_folder_of(args, None) / "config.json").read_bytes())
         stored = config.get("dtype") or config.get("torch_dtype")
     except (OSError, ValueError, AttributeError):
         stored = None
     is_wider = args.dtype in IN_32_BITS and stored in ("bfloat16", "float16")
-    return weight_bytes_of(folder) * (2 if is_wider else 1)
+    return weight_bytes_of(_folder_of(args, args.download_dir)) * (2 if is_wider else 1)
 
 
-def _folder_of(args: Namespace) -> Path:
-    """Return the model's folder, which may be that in Hugging Face's cache, or not exist."""
-    if not Path(args.model).is_dir():
-        from huggingface_hub import snapshot_download
+def _folder_of(args: Namespace, cache: str | None) -> Path:
+    """Return the model's folder, which may be one in a cache of Hugging Face, or not exist."""
+    if os.path.isdir(args.model):
+        return Path(args.model)
+    from huggingface_hub import snapshot_download
 
-        with contextlib.suppress(OSError, ValueError):
-            found = snapshot_download(
-                args.model,
-                revision=args.revision,
-                cache_dir=args.download_dir,
-                local_files_only=True,
-            )
-            return Path(found)
+    with contextlib.suppress(OSError, ValueError):
+        # No file is asked for: what vLLM does not load need not be there.
+        found = snapshot_download(
+            args.model,
+            revision=args.revision,
+            cache_dir=cache,
+            local_files_only=True,
+            ignore_patterns="*",
+        )
+        return Path(found)
     return Path(args.model)
 
 

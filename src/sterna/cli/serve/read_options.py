@@ -115,6 +115,11 @@ def _refuse_unsupported(args: Namespace) -> None:
     for option in ("headless", "grpc"):
         if getattr(args, option, False):
             raise ConfigurationError(f"--{option} is not supported; leave it out")
+    if getattr(args, "device_ids", None):
+        raise ConfigurationError(
+            "--device-ids: Ray gives each instance its devices; choose those of the server by "
+            "CUDA_VISIBLE_DEVICES"
+        )
     if args.uds:
         raise ConfigurationError("--uds is not supported; use --host and --port")
     if args.scheduler_cls is not None:

@@ -3,13 +3,12 @@
 import argparse
 import difflib
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import NoReturn
 
 import vllm.envs as envs
 import yaml
-from vllm.config import ParallelConfig
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from vllm.entrypoints.cli.serve import ServeSubcommand
 from vllm.entrypoints.launchers.launcher import validate_api_server_args
@@ -23,82 +22,64 @@ except ImportError:
     # Up to vLLM 0.32.
     from vllm.entrypoints.launchers import cli_args
 
-FRONTEND_OPTIONS = frozenset(
-    {
-        "served_model_name",
-        "max_model_len",
-        "tokenizer",
-        "tokenizer_mode",
-        "tokenizer_revision",
-        "skip_tokenizer_init",
-        "runner",
-        "convert",
-        "enable_prompt_embeds",
-        "limit_mm_per_prompt",
-        "scheduling_policy",
-        "generation_config",
-        "override_generation_config",
-        "logits_processors",
-        "structured_outputs_config",
-        "reasoning_parser",
-        "reasoning_config",
-        "pooler_config",
-        "io_processor_plugin",
-        "max_logprobs",
-        "stream_interval",
-        "return_sampling_mask",
-        "enable_trace_replay",
-        "enable_lora",
-        "max_num_queued_reqs",
-        "max_num_queued_tokens",
-        # Multimodal inputs are read and prepared at the front end.
-        "allowed_local_media_path",
-        "allowed_media_domains",
-        "media_io_kwargs",
-        "mm_processor_kwargs",
-        "interleave_mm_strings",
-        "enable_mm_embeds",
-        "language_model_only",
-        # It computes the hashes of prompts by which the policy finds them in prefix caches.
-        "block_size",
-        "prefix_caching_hash_algo",
-        # Metrics and traces.
-        "disable_log_stats",
-        "otlp_traces_endpoint",
-    }
-)
-"""Options of vLLM's engine that its front end uses as well."""
 
-INSTANCE_OPTIONS = frozenset(
-    {
-        "tensor_parallel_size",
-        "pipeline_parallel_size",
-        "prefill_context_parallel_size",
-        "data_parallel_size",
-        "distributed_executor_backend",
-        "scheduler_cls",
-        "worker_extension_cls",
-    }
-)
-"""Options that Sterna checks at its start, since it gives an instance its devices, its scheduler
-and the extension of its workers."""
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
 
-HARMLESS_OPTIONS = frozenset(
-    {
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "kv_cache_memory_bytes",
-        "gpu_memory_utilization",
-        "num_gpu_blocks_override",
-        "dtype",
-        "kv_cache_dtype",
-        "enable_prefix_caching",
-        "enable_chunked_prefill",
-        "enforce_eager",
-        "seed",
-    }
+
+HARMLESS_OPTIONS = _names(
+    """
+    dtype enable_chunked_prefill enable_prefix_caching enforce_eager gpu_memory_utilization
+    kv_cache_dtype kv_cache_memory_bytes max_num_batched_tokens max_num_seqs num_gpu_blocks_override
+    seed
+    """
 )
-"""Options that load no code and no file of the caller's choice."""
+"""Options of engines alone that load no code and no file of the caller's choice."""
+
+ENGINE_OPTIONS = HARMLESS_OPTIONS | _names(
+    """
+    all2all_backend allow_deprecated_quantization async_scheduling attention_backend
+    attention_config code_revision compilation_config cp_kv_cache_interleave_size
+    cpu_distributed_timeout_seconds cpu_offload_gb cpu_offload_params cudagraph_capture_sizes
+    cudagraph_metrics dbo_decode_token_threshold dbo_prefill_token_threshold dcp_comm_backend
+    dcp_kv_cache_interleave_size dcp_q_replicate disable_cascade_attn disable_chunked_mm_input
+    disable_custom_all_reduce disable_hybrid_kv_cache_manager disable_nccl_for_dp_synchronization
+    distributed_timeout_seconds download_dir dp_sync_interval enable_batch_sharded_sampling
+    enable_cumem_allocator enable_dbo enable_ep_weight_filter enable_flashinfer_autotune
+    enable_hc_sp enable_layerwise_nvtx_tracing enable_logging_iteration_details
+    enable_mamba_cache_stochastic_rounding enable_mamba_shared_prefix_checkpoint
+    enable_nccl_comm_suspend enable_shm_tensor_arena expert_placement_strategy fully_sharded_loras
+    gdn_prefill_backend hf_token ignore_patterns ir_op_priority jit_monitor_mode jit_monitor_verbose
+    kda_decode_backend kda_prefill_backend kernel_config kv_cache_dtype_skip_layers kv_cache_metrics
+    kv_cache_metrics_sample kv_offloading_backend kv_offloading_size linear_backend load_format
+    long_prefill_token_threshold long_prefill_token_threshold_adaptive lora_dtype
+    lora_target_modules mamba_backend mamba_block_size mamba_cache_dtype mamba_cache_mode
+    mamba_cache_philox_rounds mamba_config mamba_ssm_cache_dtype mamba_ssu_algorithm max_cpu_loras
+    max_cudagraph_capture_size max_lora_rank max_loras max_num_active_seqs max_num_scheduled_tokens
+    max_parallel_loading_workers mm_encoder_attn_backend mm_encoder_attn_dtype
+    mm_encoder_fp8_scale_path mm_encoder_fp8_scale_save_margin mm_encoder_fp8_scale_save_path
+    mm_encoder_tp_mode model model_impl model_loader_extra_config model_weights moe_backend
+    numa_bind numa_bind_cpus numa_bind_nodes offload_backend offload_group_size offload_num_in_group
+    offload_params offload_prefetch_step optimization_level performance_mode
+    prefill_schedule_interval pt_load_map_location quantization quantization_config
+    replayssm_buffer_len revision safetensors_load_strategy safetensors_prefetch_block_size
+    safetensors_prefetch_num_threads scheduler_reserve_full_isl sparse_indexer_topk_backend
+    specialize_active_lora swa_bounded_replay trust_remote_code ubatch_size use_fp64_gumbel
+    use_replayssm use_tqdm_on_load watermark
+    """
+)
+"""Options of vLLM that concern nothing but engines, so that a rolling restart may change them: of
+weights, the scheduler, the KV cache, the computation of a step, adapters in an engine. By the
+others front ends go as well, or the server has checked them when it started."""
+
+RANK_OPTIONS = _names(
+    """
+    decode_context_parallel_size distributed_executor_backend enable_batch_sharded_sampling
+    enable_dbo enable_ep_weight_filter enable_eplb eplb_config numa_bind numa_bind_cpus
+    numa_bind_nodes pipeline_parallel_size prefill_context_parallel_size tensor_parallel_size
+    """
+)
+"""Options about the ranks of an instance that vLLM checks against each other or against devices."""
 
 UNKNOWN_OPTIONS = "unrecognized arguments: "
 """Beginning of argparse's message about unknown options."""
@@ -248,13 +229,17 @@ def client_arguments(args: argparse.Namespace) -> AsyncEngineArgs:
     which needs none.
     """
     engine_args = AsyncEngineArgs.from_cli_args(args)
-    of_one_rank = AsyncEngineArgs(model=args.model)
-    for name in {each.name for each in fields(ParallelConfig)} & vars(of_one_rank).keys():
-        setattr(engine_args, name, getattr(of_one_rank, name))
+    for each in fields(AsyncEngineArgs):
+        if each.name in RANK_OPTIONS:
+            make = each.default_factory
+            default = each.default if make is MISSING else make()
+            setattr(engine_args, each.name, default)
     if engine_args.speculative_config is not None:
-        drafts = dict(engine_args.speculative_config)
-        drafts.pop("draft_tensor_parallel_size", None)
-        engine_args.speculative_config = drafts
+        engine_args.speculative_config = {
+            name: value
+            for name, value in engine_args.speculative_config.items()
+            if name.replace("-", "_") != "draft_tensor_parallel_size"
+        }
     return engine_args
 
 
@@ -290,17 +275,11 @@ def with_options(
         raise ConfigurationError("options of a restart are not for help") from None
     if (model := given.pop("model_tag", None) or given.get("model")) is not None:
         given["model"] = model
-    engine_options = {each.name for each in fields(EngineArgs)} - FRONTEND_OPTIONS
     for name in given:
-        if name in INSTANCE_OPTIONS:
+        if name not in ENGINE_OPTIONS:
             raise ConfigurationError(
-                f"--{name.replace('_', '-')} is not for a rolling restart: the server checks it "
-                "when it starts; restart the server"
-            )
-        if name not in engine_options:
-            raise ConfigurationError(
-                f"--{name.replace('_', '-')} is not for a rolling restart: the front ends go by it "
-                "and are not restarted; restart the server"
+                f"--{name.replace('_', '-')} is not for a rolling restart: it concerns more than "
+                "the engines; start another server"
             )
         if only is not None and name not in only:
             raise ConfigurationError(

@@ -60,7 +60,7 @@ from sterna.frontend.http.slow_clients import ConnectionLimit, with_limits
 from sterna.frontend.http.tls import behind_tls
 from sterna.frontend.operators.admin_routes import add_admin_routes
 from sterna.frontend.operators.watchers import Watch
-from sterna.frontend.vllm_server.pooling_failures import PoolingFailures
+from sterna.frontend.vllm_server.pooling_failures import pass_on_reasons
 from sterna.frontend.vllm_server.router import MakeExchange, Router
 from sterna.messages.actors import Membership
 from sterna.messaging.mailbox import Mailbox
@@ -104,8 +104,8 @@ class ClusterClient(AsyncLLM):  # type: ignore[misc]
         self._classes = classes
         self._is_emulated = is_emulated
         super().__init__(client_addresses=router.client_addresses, **of_vllm)
-        is_pooling = self.vllm_config.model_config.runner_type == "pooling"
-        self._failures = PoolingFailures(self.output_processor) if is_pooling else None
+        if self.vllm_config.model_config.runner_type == "pooling":
+            pass_on_reasons(self.output_processor)
 
     async def add_request(self, *args: Any, priority: int = 0, **kwargs: Any) -> Any:
         """See AsyncLLM. The priority is replaced by that of the request's class."""
@@ -146,8 +146,6 @@ class ClusterClient(AsyncLLM):  # type: ignore[misc]
         add_engine_request(request_id)
         encode = partial(super().encode, prompt, pooling_params, request_id, *args)
         outputs = self._traced(request_id, encode, kwargs)
-        if self._failures is not None:
-            outputs = self._failures.raising(request_id, outputs)
         return self._waiting(request_id, outputs, 1)
 
     def _traced(
