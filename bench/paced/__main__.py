@@ -9,7 +9,8 @@ each row.
     sterna bench paced ["M-M, 4 instances" ...] [--rounds 5] [--policies sterna ...] [--continue]
 
 `bench/results/paced.json` is written after every run; `--continue` goes on with what is missing.
-All runs of a case are of one machine; other cases may be of another one.
+All runs of a case are of one machine; other cases may be of another one, and stay when they are
+not named.
 """
 
 import argparse
@@ -28,7 +29,6 @@ from bench.paced.plot import draw
 from bench.paced.runs import PACED, SIMULATED, job_of, paced_row, simulated_row
 from bench.serving.comparing import add_round_options, in_turn, results_folder, rows_in_rounds
 from bench.serving.measured import LOGS, Notes
-from sterna.engine.profiling.profile_file import cpu_model
 from sterna.errors import ConfigurationError
 from sterna.workload.catalog import has_drawn_lengths
 
@@ -61,9 +61,11 @@ def _page(rows: Sequence[Row]) -> str:
 
 def _measure(options: argparse.Namespace, rows: list[Row], folder: Path) -> None:
     notes = Notes()
-    cpu = cpu_model()
-    _check_machine(options.cases, rows, cpu)
+    machine = results_io.machine()
     cases = [_quick(each) for each in options.cases] if options.quick else options.cases
+    if not options.is_continued:
+        rows += _others(cases, folder)
+    _check_origin(cases, rows, machine)
     logs = LOGS / NAME
     logs.mkdir(parents=True, exist_ok=True)
     model = tiny_model(logs / "model")
@@ -86,7 +88,7 @@ def _measure(options: argparse.Namespace, rows: list[Row], folder: Path) -> None
             f"TTFT {row['ttft_mean_s']:.3f} s, TPOT {1000 * row['tpot_mean_s']:.1f} ms,"
             f" {row['late_steps']} of {row['steps']} steps late"
         )
-        rows.append({**row, "commit": results_io.measured_commit(), "cpu": cpu})
+        rows.append({**row, "commit": results_io.measured_commit(), "machine": machine})
         _write(options, rows, folder)
     for case, policy, seed, hardware in runs:
         if (case.name, policy, seed, SIMULATED) not in known:
@@ -95,21 +97,36 @@ def _measure(options: argparse.Namespace, rows: list[Row], folder: Path) -> None
             _write(options, rows, folder)
 
 
-def _check_machine(cases: Sequence[Case], rows: Sequence[Row], cpu: str) -> None:
-    """Raises ConfigurationError when runs of one of the cases are of another processor."""
+def _others(cases: Sequence[Case], folder: Path) -> list[Row]:
+    """The rows of other cases that have been measured before."""
     names = {each.name for each in cases}
+    try:
+        known: list[Row] = results_io.read(NAME, folder)["rows"]
+    except FileNotFoundError:
+        return []
+    return [row for row in known if row["point"] not in names]
+
+
+def _check_origin(cases: Sequence[Case], rows: Sequence[Row], machine: str) -> None:
+    """Raises ConfigurationError when runs of one of the cases are of another machine, or of what
+    the case was before."""
+    meant = {each.name: each.description for each in cases}
     for row in rows:
-        if row["kind"] == PACED and row["point"] in names and row["cpu"] != cpu:
-            raise ConfigurationError(
-                f"the runs of {row['point']!r} are of another machine ({row['cpu']}, now {cpu}): "
-                "name other cases, or leave out --continue to measure all of them again"
-            )
+        if (description := meant.get(row["point"])) is None:
+            continue
+        for what, then, now in (
+            ("of another machine, or of other versions", row.get("machine", machine), machine),
+            ("of another definition of the case", row["case"], description),
+        ):
+            if then != now:
+                raise ConfigurationError(
+                    f"the runs of {row['point']!r} are {what} ({then}; now {now}): name other "
+                    "cases, or leave out --continue to measure this one again"
+                )
 
 
 def _write(options: argparse.Namespace, rows: list[Row], folder: Path) -> None:
-    measured = {row["point"] for row in rows}
-    cases = [asdict(each) for name, each in CASES.items() if name in measured]
-    config = {"rounds": options.rounds, "cases": cases}
+    config = {"rounds": options.rounds}
     order = {name: place for place, name in enumerate(POLICIES)}
     rows.sort(key=lambda row: (list(CASES).index(row["point"]), order.get(row["policy"], 99)))
     results_io.write(NAME, config, rows, folder)

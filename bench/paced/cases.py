@@ -48,6 +48,15 @@ class Case:
     requests: int
     max_total_tokens: int
 
+    @property
+    def description(self) -> str:
+        """All that decides what is measured, but for the policy."""
+        return (
+            f"{self.profile}, {self.speed:g} times as fast, {self.instances} instances, "
+            f"{' '.join(self.workload)}, {self.rate:g} a second, {self.requests} requests of at "
+            f"most {self.max_total_tokens} tokens"
+        )
+
     def hardware(self) -> Profile:
         """The profile that server and simulation have: vLLM 1's rules, the block size of its CPU
         build, and the case's speed."""

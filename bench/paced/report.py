@@ -41,10 +41,10 @@ def markdown(rows: Sequence[Row]) -> str:
         of_case = [row for row in rows if row["point"] == case]
         paced = [row for row in of_case if row["kind"] == PACED]
         num_rounds = len({row["seed"] for row in paced})
-        cpus = ", ".join(dict.fromkeys(row["cpu"] for row in paced))
+        machines = "; ".join(dict.fromkeys(row["machine"] for row in paced))
         parts += [
-            f"**{case}**, {num_rounds} rounds, {cpus}; below each number, in brackets, what the "
-            "simulator predicts for the same requests:",
+            f"**{case}** ({of_case[0]['case']}), {num_rounds} rounds on {machines}; below each "
+            "number, in brackets, what the simulator predicts for the same requests:",
             _absolute(of_case),
             f"Against `{BASE}`, with 90 % intervals over the rounds; above 1 is better:",
             _factors(of_case),

@@ -84,7 +84,13 @@ def late_steps(lines: Iterable[str]) -> tuple[int, int, float]:
 
 
 def _labels(case: Case, job: Job, kind: str) -> Row:
-    return {"point": case.name, "policy": job.policy, "seed": job.workload.seed, "kind": kind}
+    return {
+        "point": case.name,
+        "case": case.description,
+        "policy": job.policy,
+        "seed": job.workload.seed,
+        "kind": kind,
+    }
 
 
 def _metrics(summary: Summary) -> Row:

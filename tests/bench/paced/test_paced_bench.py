@@ -71,7 +71,8 @@ def row(policy: str, seed: int, kind: str, value: float, **more: Any) -> dict[st
         "kind": kind,
         **metrics,
         "request_mean_s": value,
-        "cpu": "a processor",
+        "machine": "a processor",
+        "case": "hardware, requests",
         **more,
     }
 
@@ -92,7 +93,7 @@ def test_a_prediction_is_judged_by_the_mean_over_the_rounds() -> None:
 
 def test_the_page_has_both_numbers_and_the_factors() -> None:
     text = report.markdown(ROWS)
-    assert "**a case**, 2 rounds, a processor; " in text
+    assert "**a case** (hardware, requests), 2 rounds on a processor; " in text
     assert "| `sterna` |" in text
     assert "1.50<br>(1.50)" in text
     assert "2.00 [2.00, 2.00]" in text
@@ -117,16 +118,25 @@ def test_the_plot_has_a_row_of_panels_for_each_case(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_runs_of_a_case_are_not_continued_on_another_machine(tmp_path: Path) -> None:
-    rows = [{**each, "point": "M-M, 4 instances"} for each in ROWS]
-    results_io.write("paced", {}, rows, tmp_path)
-    command = [sys.executable, "-m", "bench.paced", "M-M, 4 instances", "--continue"]
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"machine": "another one"}, "are of another machine, or of other versions (another one;"),
+        ({"case": "another one"}, "are of another definition of the case (another one; now a10-"),
+    ],
+)
+def test_runs_of_a_case_are_continued_as_they_were_begun(
+    change: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    case = CASES["M-M, 4 instances"]
+    begun = {"point": case.name, "machine": results_io.machine(), "case": case.description}
+    results_io.write("paced", {}, [{**each, **begun, **change} for each in ROWS], tmp_path)
     done = subprocess.run(
-        [*command, "--results", str(tmp_path)],
+        [sys.executable, "-m", "bench.paced", case.name, "--continue", "--results", str(tmp_path)],
         cwd=ROOT, capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
-    assert "are of another machine (a processor, now " in done.stderr
+    assert message in done.stderr
 
 
 def test_a_case_that_does_not_exist_is_refused() -> None:
