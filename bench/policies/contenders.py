@@ -58,8 +58,11 @@ ALONE = (
 OF_CACHES = ("sterna:awaits_prefix=false", "sterna:holds_by_uncached=false")
 """Of those below, what changes nothing without prefix caches."""
 
+BY_FREENESS = "sterna:dispatch=freest"
+"""Sterna's policy with Llumnix's rule of dispatch."""
+
 WITHOUT = (
-    "sterna:dispatch=freest",
+    BY_FREENESS,
     "sterna:binds_late=false",
     "sterna:growth_steps=0",
     "sterna:crowded_share=0",
@@ -108,8 +111,7 @@ def contenders(family: str, tuned: Mapping[str, str], *, has_parts: bool) -> Seq
             others: Sequence[str] = ("infaas++", "round-robin", "vllm-dp")
             bounds: Sequence[str] = (TRUE_LENGTHS, SOLO)
         case "prefixes":
-            theirs = [variant for rule, variant in tuned.items() if rule != STERNA]
-            others = (*ZOO, *theirs)
+            others = (*ZOO, *tuned.values())
             parts = (*parts, AHEAD, FREEING, *COSTS) if has_parts else ()
             bounds = (FREE_MOVES, POOLED, SOLO)
         case _:

@@ -6,7 +6,7 @@ from bench.paper.points import paper_points
 from sterna.engine.emulated.durations import CopyTime, StepTime
 from sterna.simulator.paper import COPY_TIME, SERVING_STEP_TIME
 
-SCALING_STEPS = ((20, 160), (80, 480), (160, 960), (320, 1_920))
+SCALING_STEPS = ((5, 40), (10, 80), (20, 160), (80, 480), (160, 960), (320, 1_920))
 """Bounds of the mean freeness between which auto-scaling keeps a cluster."""
 
 
@@ -74,7 +74,7 @@ def _paper() -> Family:
         for rate in (of_trace[len(of_trace) // 2], of_trace[-1]):
             workload = ("--trace", trace, "--rate", f"{rate:g}", "--requests", "10000")
             # Runs of the parts on all points would take hours.
-            has_parts = trace in ("M-M", "L-L")
+            has_parts = trace in ("M-M", "L-L", "S-L")
             name = f"{trace} {rate:g}/s"
             options = (*workload, *_serving_options())
             points.append(Point(name, options, trace in _CHOOSING, has_parts))
@@ -105,7 +105,9 @@ def _clusters() -> Family:
             point("4 instances", 1.9, 4_000, "--instances", "4", has_parts=True),
             point("64 instances", 30.4, 20_000, "--instances", "64"),
             point("chunked prefill", 7.6, 10_000, "--engine-mode", "chunked"),
-            point("a tenth of high priority", 7.6, 10_000, "--high-fraction", "0.1"),
+            point(
+                "a tenth of high priority", 7.6, 10_000, "--high-fraction", "0.1", has_parts=True
+            ),
             point("1.5 times the sustainable rate", 11.7, 5_000, has_parts=True),
             *scaling,
         ),

@@ -21,6 +21,12 @@ METRICS = {
 }
 """Of a row, those of which less is better, and their names in the page."""
 
+HIGH_METRICS = {
+    "high_ttft_mean_s": "TTFT mean, high priority",
+    "high_request_mean_s": "request mean, high priority",
+}
+"""The same of requests of high priority."""
+
 THIRD_METRICS = {
     f"ttft_{what}_{third}_s": f"TTFT {name}, {third} prompts"
     for third in THIRDS
