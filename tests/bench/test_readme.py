@@ -9,6 +9,7 @@ import pytest
 from bench.common import results_io
 from bench.common.comparison import factor
 from bench.migration import downtime_plot
+from bench.paced.runs import PACED
 from bench.policies.contenders import LLUMNIX, STERNA
 from bench.policies.families import FAMILIES
 
@@ -150,3 +151,21 @@ def test_the_policy_is_as_much_better_in_simulation_as_was_measured() -> None:
         f"{factor_of('ttft_mean_s', OTHERS)}. Worse with short prompts and long answers: P99 TPOT "
         f"{factor_of('tpot_p99_s', SHORT_TO_LONG)} times. |"
     ) in row("Sterna's policy beside Llumnix's in simulation")
+
+
+def test_policies_on_paced_engines_are_as_much_better_as_was_measured() -> None:
+    rows = [each for each in results_io.read("paced")["rows"] if each["kind"] == PACED]
+    (sharegpt, medium) = (
+        {
+            (metric, other): factor(rows, f"ttft_{metric}_s", STERNA, other, [case])
+            for metric in ("mean", "p99")
+            for other in (LLUMNIX, "llm-d")
+        }
+        for case in ("ShareGPT, 4 instances", "M-M, 4 instances")
+    )
+    assert (
+        f"First tokens come {sharegpt['mean', LLUMNIX]} times sooner in the mean than with "
+        f"Llumnix's rules, P99 {sharegpt['p99', LLUMNIX]} times; than with llm-d's rule "
+        f"{sharegpt['mean', 'llm-d'].mean:.2f} and {sharegpt['p99', 'llm-d'].mean:.2f} times. On "
+        f"medium lengths (M-M) {medium['mean', LLUMNIX]} and {medium['p99', LLUMNIX]} times "
+    ) in row("Policies on four real vLLM engines")
