@@ -191,6 +191,12 @@ def test_the_cause_of_a_pair_is_the_first_that_applies(
         assert (reason.source == -math.inf) == (cause is MoveCause.EMPTYING)
 
 
+def test_beside_a_headroom_requests_move_for_balance_in_the_usual_order() -> None:
+    source = instance("i0", STERNA, free_tokens=500)
+    reason = move_reason(source, instance("i1", STERNA, used_tokens=40), STERNA)
+    assert (reason.cause, reason.victim) == (MoveCause.BALANCE, STERNA.victim.value)
+
+
 def test_a_policy_of_ones_own_needs_no_cause() -> None:
     policy = Policy().as_config()
     pair = instances(policy, 990, 10)

@@ -82,7 +82,7 @@ def move_reason(source: Candidate, destination: Candidate, policy: PolicyConfig)
             balanced_load_tokens(source, policy),
             after_tokens + added_load_tokens(load, policy),
             policy.balance_ratio or 0.0,
-            LONGEST_ANSWER if policy.balance_horizon_steps is None else MOST_TO_COME,
+            _victim_for_balance(source, policy),
         )
     return MoveReason(
         cause,
@@ -91,6 +91,13 @@ def move_reason(source: Candidate, destination: Candidate, policy: PolicyConfig)
         policy.source_freeness_steps,
         policy.victim.value,
     )
+
+
+def _victim_for_balance(source: Candidate, policy: PolicyConfig) -> str:
+    """See `policy.selection.candidates_to_move`."""
+    if source.headrooms_tokens > 0:
+        return policy.victim.value
+    return LONGEST_ANSWER if policy.balance_horizon_steps is None else MOST_TO_COME
 
 
 def _seen_by_costs(
