@@ -190,10 +190,11 @@ def test_blocks_that_no_request_may_have_are_not_reserved(vllm_core: Any, num_bl
     assert not core.scheduler._reservations
 
 
-@pytest.mark.parametrize("num_valid_tokens", [-5, 3, 10**6])
+@pytest.mark.parametrize("num_valid_tokens", [-5, 3, 77, 10**6])
 def test_a_request_whose_blocks_do_not_fit_its_tokens_is_not_adopted(
     vllm_core: Any, num_valid_tokens: int
 ) -> None:
+    """It has 78 tokens: 77 would be right, and there is no block for them."""
     from sterna.engine.vllm.request_state import RequestState
 
     core = with_scheduler(vllm_core)

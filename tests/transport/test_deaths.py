@@ -248,7 +248,7 @@ def test_a_killed_peer_leaves_nothing_behind(kind: str) -> None:
     """Neither here, while this plane lives on, nor in the host's shared memory."""
     node = Node(kind, timeout_s=10.0)
     gc.collect()
-    fds, shared = psutil.Process().num_fds(), sorted(os.listdir("/dev/shm"))
+    fds, shared = psutil.Process().num_fds(), _leftovers()["shared memory"]
     doomed = Peer(kind, **SLOW)
     node.receive(stage("to"), range(10))
     doomed.send(stage("to"), node.plane.endpoint, list(range(10)), paced=True)
@@ -266,7 +266,7 @@ def test_a_killed_peer_leaves_nothing_behind(kind: str) -> None:
     with open("/proc/self/maps") as maps:
         # The source's first ring is used up by the dead peer; a spare is not made again.
         assert sum("sterna-kv" in line for line in maps) == 0
-    assert sorted(os.listdir("/dev/shm")) == shared
+    assert _leftovers()["shared memory"] == shared
     node.plane.close()
 
 

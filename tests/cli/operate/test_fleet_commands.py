@@ -28,13 +28,19 @@ def cluster(state: str) -> Rows:
 RUNNING, TERMINATING, ENDED = cluster("running"), cluster("terminating"), [row("i1", "running")]
 
 
+def polls_of(*states: Rows) -> Iterator[Rows]:
+    """They must not be asked for more."""
+    yield from states
+    pytest.fail("the end was not noticed")
+
+
 def test_a_drain_ends_with_its_instance() -> None:
-    wait_for_end("i0", iter([TERMINATING, TERMINATING, ENDED]))
+    wait_for_end("i0", polls_of(TERMINATING, TERMINATING, ENDED))
 
 
 def test_a_scheduler_that_has_not_heard_of_the_drain_yet_has_not_undone_it() -> None:
     """It is told by the supervisor, and asked by a front end: over two connections."""
-    wait_for_end("i0", iter([RUNNING, TERMINATING, ENDED]))
+    wait_for_end("i0", polls_of(RUNNING, TERMINATING, ENDED))
 
 
 def test_a_scheduler_that_knows_nobody_yet_says_nothing_of_an_end() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -396,16 +397,31 @@ def test_a_server_whose_port_is_taken_says_so():
         asyncio.run(within(test(taken.getsockname()[1])))
 
 
+def _is_taken(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return True
+    return False
+
+
+def _until_taken(port: int) -> None:
+    deadline_s = time.monotonic() + 60.0
+    while not _is_taken(port):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
 def test_a_server_can_be_stopped_while_it_waits_for_the_first_instance():
     async def test() -> None:
         port = free_port()
         with _unstarted(port) as server:
             starting = asyncio.create_task(server.start())
-            await asyncio.sleep(0)
+            await asyncio.to_thread(_until_taken, port)
             await server.stop()
             with pytest.raises(asyncio.CancelledError):
                 await starting
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", port))
+        assert not _is_taken(port)
 
     asyncio.run(within(test()))
