@@ -100,14 +100,8 @@ class Case:
         them: when a step has been scheduled."""
         return [
             *self.workload,
-            *(
-                "--rate",
-                f"{self.rate * self.speed:g}",
-                "--requests",
-                str(self.requests),
-                "--seed",
-                str(seed),
-            ),
+            *("--rate", f"{self.rate * self.speed:g}"),
+            *("--requests", str(self.requests), "--seed", str(seed)),
             *("--max-total-tokens", str(self.max_total_tokens)),
             *("--profile", str(hardware), "--instances", str(self.instances)),
             *("--report", "step"),

@@ -98,8 +98,11 @@ def _cluster_tables(rows: Sequence[Row], family: Family) -> list[str]:
         "otherwise."
     ]
     for point in family.points:
+        policies = {row["policy"] for row in rows if row["point"] == point.name}
+        if not policies:
+            continue
         parts += [folded(point.name, _absolute(rows, point.name))]
-        if point.has_parts:
+        if point.has_parts and not policies.isdisjoint((*ALONE, *WITHOUT)):
             parts += [_parts_table(rows, [point.name], f"{point.name}: its parts, one at a time")]
     return parts
 
