@@ -74,7 +74,7 @@ def _paper() -> Family:
         for rate in (of_trace[len(of_trace) // 2], of_trace[-1]):
             workload = ("--trace", trace, "--rate", f"{rate:g}", "--requests", "10000")
             # Runs of the parts on all points would take hours.
-            has_parts = trace in ("M-M", "L-L")
+            has_parts = trace in ("M-M", "L-L", "S-L")
             name = f"{trace} {rate:g}/s"
             options = (*workload, *_serving_options())
             points.append(Point(name, options, trace in _CHOOSING, has_parts))
