@@ -1,7 +1,8 @@
 """The whole chain before an application: its order, and what a request is known by on its way."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
@@ -11,6 +12,8 @@ pytest.importorskip("fastapi")
 
 from fastapi import FastAPI
 from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, StreamingResponse
 from starlette.testclient import TestClient
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -19,6 +22,7 @@ from sterna.frontend.http.api_keys import ApiKeys
 from sterna.frontend.http.door import Door, build_door
 from sterna.frontend.http.queue_limit import QueueLimit, Ticket
 from sterna.frontend.http.request_context import RequestContext, current, entered
+from sterna.frontend.resumable.middleware import ResumableStreams
 from sterna.priority_classes import DEFAULT_CLASSES, ApiKey
 
 PATH = "/v1/completions"
@@ -67,6 +71,7 @@ class Server:
         hosts: Sequence[Middleware] = (),
         root_path: str = "",
         max_body_bytes: int = 1000,
+        keep_streams: Callable[[ASGIApp], ASGIApp] | None = None,
     ) -> None:
         self.keys = CountingKeys(keys)
         self.queue = QueueLimit(MAX_QUEUED, 0.1)
@@ -78,12 +83,16 @@ class Server:
         self.vllm.user_middleware = [*hosts, *check]
         config = DoorConfig(max_queued_requests=MAX_QUEUED, max_body_bytes=max_body_bytes)
         self.door: Door = build_door(
-            self.vllm, VllmsCheck, self.keys, DEFAULT_CLASSES, self.queue, config, root_path
+            *(self.vllm, VllmsCheck, self.keys, DEFAULT_CLASSES, self.queue, config, root_path),
+            keep_streams=keep_streams,
+            has_operators_middleware=bool(hosts),
         )
         self.client = TestClient(self.door.app)
 
-    async def _answer(self) -> dict[str, Any]:
+    async def _answer(self, request: Request) -> Any:
         self.contexts.append(current())
+        if b"stream" in await request.body():
+            return StreamingResponse(iter(["data: one\n\n"]), media_type="text/event-stream")
         return {}
 
     def fill(self, num: int) -> None:
@@ -149,6 +158,43 @@ def test_path_and_key_count_as_the_hosts_own_middlewares_leave_them(
     (context,) = server.contexts
     assert context.caller is not None
     assert (context.caller.path, context.caller.key) == ("/v1/models", KEY)
+
+
+def test_a_middleware_of_the_host_that_gives_a_key_finds_the_body_too() -> None:
+    given = Middleware(Changing, headers=[(b"authorization", b"Bearer user")])
+    server = Server(hosts=[given])
+    # What the tier's check says of it, which reads it.
+    assert server.status(SHORT, "other") == 400
+    assert server.status(b"{}", "other") == 200
+
+
+class Refusing:
+    """A middleware of the host, which lets some clients in by a header of its own."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_known = (b"x-user", b"tern") in scope.get("headers", ())
+        answer = self._app if is_known else JSONResponse({}, 403)
+        await answer(scope, receive, send)
+
+
+@pytest.mark.parametrize("refuses", ["the host's middleware", "the key's check"])
+def test_to_resume_a_stream_one_must_pass_the_checks_as_to_begin_it(refuses: str) -> None:
+    key = KEY if refuses == "the host's middleware" else None
+    streams = partial(ResumableStreams, window_s=60.0, max_bytes=1 << 20)
+    server = Server(hosts=[Middleware(Refusing)], keys=[KEY], keep_streams=streams)
+    known = {"Authorization": "Bearer user", "X-User": "tern", "X-Request-Id": "tern"}
+    begun = server.client.post(PATH, content=b'{"stream": true}', headers=known)
+    assert (begun.status_code, begun.text) == (200, "id: 1\ndata: one\n\n")
+    resuming = {**known, "Last-Event-ID": "0"}
+    resumed = server.client.post(PATH, content=b"{}", headers=resuming)
+    assert (resumed.status_code, resumed.text) == (200, begun.text)
+    assert resumed.headers == begun.headers
+    unknown = {"X-User": "gull"} if key else {"Authorization": "Bearer other"}
+    refused = server.client.post(PATH, content=b"{}", headers={**resuming, **unknown})
+    assert (refused.status_code, "data" in refused.text) == (403 if key else 401, False)
 
 
 @pytest.mark.parametrize(("key", "status"), [("user", 200), ("other", 401)])

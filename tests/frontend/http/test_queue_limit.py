@@ -354,3 +354,14 @@ def test_places_are_neither_lost_nor_given_twice(
             limit.end(generation)
         limit.leave(ticket)
     assert limit.num_waiting == 0
+
+
+def test_a_request_that_was_let_in_keeps_its_place_whatever_others_report() -> None:
+    """It asks for no more than it has."""
+    limit = limit_of(4)
+    ticket = let_in(limit)
+    limit.on_queuing(1000, 0.0)
+    refused(limit)
+    assert limit.reserve(ticket, 1, 0.0) is None
+    assert limit.num_waiting == 1
+    assert isinstance(limit.reserve(ticket, 1, 0.0), Full)

@@ -21,6 +21,7 @@ INFERENCE = Route(Access.ANY_KEY, is_inference=True)
         ("/v1/chat/completions/render", USERS),
         ("/v2/load_lora_adapter", USERS),
         ("/v1/load_lora_adapter", OPERATORS),
+        ("/inference/v1/abort_requests", OPERATORS),
         ("/invocations/cancel", OPERATORS),
         ("/v1", OPERATORS),
         ("/what-a-later-vllm-adds", OPERATORS),

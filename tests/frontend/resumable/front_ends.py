@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from sterna.frontend.http.door import EndOfChecks
 from sterna.frontend.http.request_context import is_taken_over, notify_let_in
 from sterna.frontend.resumable.exchange import StreamExchange
 from sterna.frontend.resumable.middleware import ResumableStreams
@@ -41,7 +42,7 @@ class FrontEnd:
         self.frontend_id = frontend_id
         self.exchange = StreamExchange(frontend_id, 1 << 20, self._send, self._on_handed)
         inner = Starlette(routes=[Route(PATH, self._answer, methods=["POST"])])
-        self.streams = ResumableStreams(inner, window_s, 1 << 20, self.exchange)
+        self.streams = ResumableStreams(EndOfChecks(inner), window_s, 1 << 20, self.exchange)
         self.app = opened(self.streams)
         self.clients: list[Client] = []
         self.open: dict[RequestId, tuple[int, int]] = {}
@@ -85,6 +86,7 @@ class FrontEnd:
         """As vLLM's: outputs that come faster than they are taken become one."""
         request_id = RequestId(f"{name}-{next(self._numbers):04x}{self.frontend_id:04x}")
         queue = self._outputs[request_id] = asyncio.Queue()
+        self.exchange.on_sent(request_id)
         begun = self.exchange.on_begun(request_id)
         assert begun is not None
         if not begun.has_ended:

@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from sterna.frontend.http.body_limit import BodyLimit
+from sterna.frontend.http.door import EndOfChecks
 from sterna.frontend.resumable.middleware import ResumableStreams
 from sterna.priority_classes import ApiKey
 from tests.frontend.http.opened import opened
@@ -33,7 +34,7 @@ class Server:
         self.was_cancelled = False
         self.path = root_path + PATH
         inner = Starlette(routes=[Route(self.path, self._answer, methods=["POST"])])
-        self.app = opened(ResumableStreams(inner, window_s, 1 << 20), keys, root_path)
+        self.app = opened(ResumableStreams(EndOfChecks(inner), window_s, 1 << 20), keys, root_path)
 
     async def _answer(self, request: Request) -> Response:
         body = await request.json()

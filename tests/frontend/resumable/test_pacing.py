@@ -22,10 +22,16 @@ from tests.frontend.resumable.outputs import (
 NAME, REQUEST = "cmpl-tern-0", RequestId("cmpl-tern-0-0123abcd")
 
 
+def arrived(it: Pacing, request_id: RequestId, stream_id: str = "tern") -> Begun | None:
+    """vLLM's code sends an engine request of the stream."""
+    it.on_sent(stream_id, request_id)
+    return it.on_begun(request_id)
+
+
 def begun(it: Pacing, now_s: float = 0.0) -> None:
     it.begin(head(), b"body", now_s)
     it.expect("tern", NAME, now_s, is_repeatable=True)
-    assert it.on_begun(REQUEST) == Begun((), False)
+    assert arrived(it, REQUEST) == Begun((), False)
     it.on_asked(NAME, 1)
 
 
@@ -202,7 +208,7 @@ def test_the_successor_says_when_its_events_go_beyond_the_record() -> None:
     it.take_over(record, 0.0)
     it.expect("tern", NAME, 0.0, is_repeatable=True)
     again = RequestId("cmpl-tern-0-ffffffff")
-    assert it.on_begun(again) == Begun((5,), False)
+    assert arrived(it, again) == Begun((5,), False)
     it.on_asked(NAME, 1)
     fresh = output(again, [6])
     it.on_output(again, fresh, is_finished=False)
@@ -234,7 +240,7 @@ def begun_twice(it: Pacing) -> None:
     """A stream of two prompts; vLLM's code waits for an output of each."""
     begun(it)
     it.expect("tern", SECOND_NAME, 0.0, is_repeatable=True)
-    it.on_begun(SECOND)
+    arrived(it, SECOND)
     it.on_asked(SECOND_NAME, 1)
 
 
@@ -253,7 +259,24 @@ def test_what_is_not_known_has_no_effect() -> None:
 def test_an_engine_request_that_has_come_does_not_come_again() -> None:
     it = pacing(buddy=None)
     begun(it)
-    assert it.on_begun(RequestId("cmpl-tern-0-ffffffff")) is None
+    assert arrived(it, RequestId("cmpl-tern-0-ffffffff")) is None
+    payload = brings(it, 5)
+    assert handed(it) == [Hand(payload)]
+
+
+@pytest.mark.parametrize("choice", ["", "0_"])
+def test_an_engine_request_of_another_client_does_not_join_a_stream_by_its_name(
+    choice: str,
+) -> None:
+    """Bodies have a `request_id`, from which vLLM derives the name."""
+    it = pacing(buddy=None)
+    it.begin(head(), b"body", 0.0)
+    it.expect("tern", NAME, 0.0, is_repeatable=True)
+    others = RequestId(f"{choice}{NAME}-ffffffff")
+    assert it.on_begun(others) is None
+    assert not it.on_output(others, output(others, [7]), is_finished=False)
+    assert arrived(it, REQUEST) == Begun((), False)
+    it.on_asked(NAME, 1)
     payload = brings(it, 5)
     assert handed(it) == [Hand(payload)]
 
@@ -262,7 +285,7 @@ def test_outputs_wait_until_they_are_asked_for() -> None:
     it = pacing(buddy=None)
     it.begin(head(), b"body", 0.0)
     it.expect("tern", NAME, 0.0, is_repeatable=True)
-    it.on_begun(REQUEST)
+    arrived(it, REQUEST)
     payload = brings(it, 5)
     assert handed(it) == []
     it.on_asked(NAME, 2)
@@ -315,7 +338,7 @@ def test_what_waits_is_not_handed_on_when_the_answer_is_over_and_its_names_are_f
     it.begin(head("gull"), b"body", 0.0)
     assert it.expect("gull", NAME, 0.0, is_repeatable=True) == 2
     it.over("tern", 0.0)
-    it.on_begun(REQUEST)
+    arrived(it, REQUEST, "gull")
     it.on_asked(NAME, 2)
     payload = brings(it, 9)
     assert handed(it) == [Hand(payload)]
@@ -411,7 +434,7 @@ def test_what_was_taken_over_does_not_wait_for_the_buddy() -> None:
     payloads = [output(REQUEST, [token], token == 6) for token in (5, 6)]
     taken_over(it, *payloads, is_finished=True)
     it.expect("tern", NAME, 0.0, is_repeatable=True)
-    assert it.on_begun(REQUEST) == Begun((5, 6), True)
+    assert arrived(it, REQUEST) == Begun((5, 6), True)
     it.on_asked(NAME, 1)
     kept, *effects = it.flush(0.0)
     assert isinstance(kept, ToBuddy)
@@ -433,7 +456,7 @@ def test_a_stream_that_is_taken_over_and_has_no_replica_still_comes_to_its_event
     payload = output(REQUEST, [5])
     taken_over(it, payload)
     it.expect("tern", NAME, 0.0, is_repeatable=True)
-    assert it.on_begun(REQUEST) == Begun((5,), False)
+    assert arrived(it, REQUEST) == Begun((5,), False)
     it.on_asked(NAME, 1)
     assert handed(it) == [Hand(payload)]
     assert it.num_bytes == 0

@@ -131,6 +131,7 @@ def started(
         assert it.expect("tern", name, 0.0, is_repeatable=True)
         application.working.add(name)
         for slot in slots:
+            it.on_sent("tern", application.request_id(slot))
             begun = it.on_begun(application.request_id(slot))
             assert begun is not None
             at[slot] = len(begun.output_token_ids)

@@ -41,6 +41,8 @@ class BodyLimit:
         max_bytes: limit for one body.
         max_waiting_bytes: limit for all bodies whose answers have not begun.
         timeout_s: for the whole body.
+        reads_unknown: whether bodies of callers without a key are read too: a middleware further in
+            may give them one.
 
     Attributes:
         num_waiting_bytes: size of all bodies whose answers have not begun.
@@ -52,11 +54,14 @@ class BodyLimit:
         max_bytes: int,
         timeout_s: float,
         max_waiting_bytes: int = sys.maxsize,
+        *,
+        reads_unknown: bool = False,
     ) -> None:
         self._app = app
         self._max_bytes = max_bytes
         self._max_waiting_bytes = max_waiting_bytes
         self._timeout_s = timeout_s
+        self._reads_unknown = reads_unknown
         self.num_waiting_bytes = 0
         self._num_refused = 0
 
@@ -65,7 +70,7 @@ class BodyLimit:
         if scope["type"] != "http" or scope["method"] not in METHODS:
             await self._app(scope, receive, send)
             return
-        if not caller().is_known:
+        if not (caller().is_known or self._reads_unknown):
             # The key check refuses it, and no byte of its body is kept.
             await self._app(scope, replaying(b"", receive), send)
             return

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from http import HTTPStatus
 
 from fastapi import FastAPI
 from starlette.middleware import Middleware
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from sterna.config import DoorConfig
@@ -53,6 +55,23 @@ class RenewCaller:
             await self._app(scope, receive, send)
 
 
+class EndOfChecks:
+    """Ends requests that need the checks alone: a stream is resumed outside of these
+    (`ResumableStreams`), with the headers that its answer has."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or one connection of another kind."""
+        on_checked = current().on_checked
+        if on_checked is None or scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        on_checked()
+        await Response(status_code=HTTPStatus.NO_CONTENT)(scope, receive, send)
+
+
 @dataclass(frozen=True, slots=True)
 class Door:
     """A server's front door.
@@ -76,6 +95,8 @@ def build_door(
     root_path: str = "",
     keep_streams: Callable[[ASGIApp], ASGIApp] | None = None,
     timing_of: TimingOf | None = None,
+    *,
+    has_operators_middleware: bool = False,
 ) -> Door:
     """Put these in front of vLLM's application, in the order in which a request passes them:
 
@@ -87,6 +108,7 @@ def build_door(
           vLLM's own for errors, those of the operator (`--middleware`), request ids
         RenewCaller          finds the caller again, after these
         KeyCheck             401; replaces vLLM's own check, if there are keys
+        EndOfChecks          a client that resumes a stream goes no further
           vLLM's own for browsers (CORS)
         TierMiddleware       400 for unknown tiers; finds the class, writes it into answers
         OverloadMiddleware   429 if the queue has no room for the class
@@ -98,6 +120,7 @@ def build_door(
         keep_streams: returns `ResumableStreams` around an application; None without resumable
             streams.
         timing_of: for `ServerTiming`; None without the header.
+        has_operators_middleware: whether there are middlewares of the operator.
     """
     callers = Callers(keys, root_path)
     log = FullLog()
@@ -106,6 +129,7 @@ def build_door(
         *outer,
         Middleware(RenewCaller, callers=callers),
         *([Middleware(KeyCheck)] if keys.are_needed else []),
+        *([] if keep_streams is None else [Middleware(EndOfChecks)]),
         *inner,
         Middleware(TierMiddleware, classes=classes),
         Middleware(OverloadMiddleware, limit=queue, classes=classes, log=log),
@@ -118,7 +142,11 @@ def build_door(
     if keep_streams is not None:
         chain = keep_streams(chain)
     chain = BodyLimit(
-        chain, config.max_body_bytes, config.body_timeout_s, config.max_waiting_body_bytes
+        chain,
+        config.max_body_bytes,
+        config.body_timeout_s,
+        config.max_waiting_body_bytes,
+        reads_unknown=has_operators_middleware,
     )
     chain = OverloadUnread(chain, queue, log)
     gate = Gate(chain)

@@ -120,11 +120,12 @@ class QueueLimit:
         num_own = ticket.num_reserved + ticket.num_begun
         num_others = self.num_waiting - num_own
         num_asked = num_choices + (0 if ticket.is_new else num_own)
-        if not ticket.has_started and num_others + self._elsewhere(now_s) > 0:
+        num_more = num_choices - ticket.is_new
+        if num_more and not ticket.has_started and num_others + self._elsewhere(now_s) > 0:
             ticket.refused = self._full(ticket.limit, num_others, num_asked, now_s)
             if ticket.refused is not None:
                 return ticket.refused
-        self._change_reserved(ticket, num_choices - ticket.is_new)
+        self._change_reserved(ticket, num_more)
         ticket.is_new = False
         return None
 

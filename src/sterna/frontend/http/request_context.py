@@ -81,6 +81,7 @@ class RequestContext:
         keep_body: requests that the body be kept even if its client goes; returns a function to
             call when the answer begins, or the body is no longer needed.
         ticket: the request's places in the queue.
+        on_checked: called, in place of vLLM's routes, when the request has passed the checks.
     """
 
     caller: Caller | None = None
@@ -88,6 +89,7 @@ class RequestContext:
     stream: AnsweredStream | None = None
     admission: Admission | None = None
     ticket: Ticket | None = None
+    on_checked: Callable[[], None] | None = None
 
 
 # The default is frozen, and can be shared.

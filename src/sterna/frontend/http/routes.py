@@ -4,7 +4,8 @@ Paths are without the prefix that a proxy may leave before them (`--root-path`),
 cuts off. vLLM's own check of keys guards paths that begin with /v1, /v2, /inference or /cohere. It
 leaves the same inference open under other names (/invocations, /tokenize), and also the routes that
 change the engines in vLLM's development mode. Here a path is for operators unless the table says
-otherwise: a path that a later vLLM adds stays closed until it gets a row.
+otherwise: a path that a later vLLM adds stays closed until it gets a row, unless it has a prefix of
+inference (`PREFIXES`), which any key opens, as in vLLM.
 """
 
 from collections.abc import Mapping
@@ -79,7 +80,9 @@ ROUTES: Mapping[str, Route] = MappingProxyType(
         "/tokenize": _USERS,
         "/detokenize": _USERS,
         "/tokenizer_info": _USERS,
-        # Their prefix is that of inference, but they change the engines.
+        # Their prefix is that of inference, but they change the engines, or end requests of other
+        # callers.
+        "/inference/v1/abort_requests": _OPERATORS,
         "/v1/load_lora_adapter": _OPERATORS,
         "/v1/unload_lora_adapter": _OPERATORS,
         # Public, as in vLLM: probes, metrics, and the description of the API. They show no prompt,
@@ -115,7 +118,6 @@ PREFIXES: tuple[tuple[str, Route], ...] = (
 """Routes of paths that are not in `ROUTES`: the first prefix that matches counts."""
 
 NO_INFERENCE = (
-    "/abort_requests",
     "/cancel",
     "/count_tokens",
     "/derender",
@@ -123,7 +125,7 @@ NO_INFERENCE = (
     "/load_lora_adapter",
     "/unload_lora_adapter",
 )
-"""Endings of paths that have a prefix of inference and make no engine request: the first two make
+"""Endings of paths that have a prefix of inference and make no engine request: the first makes
 room, the last two change the engines, and the others are work of the front end alone, as /tokenize
 is."""
 

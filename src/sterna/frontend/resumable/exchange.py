@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from starlette.types import Receive, Send
 
+from sterna.frontend.http.request_context import current
 from sterna.frontend.resumable.paced_outputs import paced
 from sterna.frontend.resumable.pacing import Begun, CaughtUp, Hand, Pacing, Replayed, ReplicaDropped
 from sterna.frontend.resumable.relays import Reading, RelayMessage, Relays, SendTo
@@ -124,6 +125,12 @@ class StreamExchange:
             self._relays.on_taken_over()
 
     # ------------------------------------------------------------------ engine requests
+
+    def on_sent(self, request_id: RequestId) -> None:
+        """vLLM's code sends this engine request, within the context of its HTTP request."""
+        stream = current().stream
+        if stream is not None:
+            self._pacing.on_sent(stream.stream_id, request_id)
 
     def on_begun(self, request_id: RequestId) -> Begun | None:
         begun = self._pacing.on_begun(request_id)

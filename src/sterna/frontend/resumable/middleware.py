@@ -110,11 +110,12 @@ class ResumableStreams:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        if LAST_EVENT_ID in headers:
-            await self._read_on(headers, scope, receive, send)
-            return
         body = await whole_body(receive)
         if body is None:
+            return
+        if LAST_EVENT_ID in headers:
+            if await self._passes_checks(scope, replaying(body, receive), send):
+                await self._read_on(headers, scope, receive, send)
             return
         if not _is_streamed(body):
             await self._pass(headers.get(REQUEST_ID), scope, replaying(body, receive), send)
@@ -139,6 +140,23 @@ class ResumableStreams:
         finally:
             self._plain[request_id] -= 1
             self._plain += Counter()
+
+    async def _passes_checks(self, scope: Scope, receive: Receive, send: Send) -> bool:
+        """Whether the request passes the checks of the application and its middlewares, those of
+        the operator too; if not, their answer is sent."""
+        has_passed = False
+
+        def on_checked() -> None:
+            nonlocal has_passed
+            has_passed = True
+
+        async def send_refusal(message: Message) -> None:
+            if not has_passed:
+                await send(message)
+
+        with entered(replace(current(), on_checked=on_checked)):
+            await self._app(scope, receive, send_refusal)
+        return has_passed
 
     # -------------------------------------------------------------------------- new streams
 

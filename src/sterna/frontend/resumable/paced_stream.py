@@ -52,6 +52,7 @@ class PacedStream:
 
     Attributes:
         serial: unique among the streams of this front end.
+        sent: ids of engine requests that are on their way to the router.
         slots: the engine requests that have begun, by slot; their ids differ in each run of the
             HTTP request.
         consumers: by the name under which vLLM's server asked for the engine request.
@@ -70,6 +71,7 @@ class PacedStream:
     record: Record
     serial: int
     waiting: deque[Waiting] = field(default_factory=deque)
+    sent: set[RequestId] = field(default_factory=set)
     slots: dict[str, RequestId] = field(default_factory=dict)
     consumers: dict[str, ConsumerState] = field(default_factory=dict)
     gathered: list[Gathered] = field(default_factory=list)

@@ -218,12 +218,20 @@ class Pacing:
         stream.consumers[name] = ConsumerState.WORKING
         return stream.serial
 
+    def on_sent(self, stream_id: str, request_id: RequestId) -> None:
+        """vLLM's code sends this engine request for the stream. Others may have the same name:
+        clients can choose it."""
+        stream = self._streams.get(stream_id)
+        if stream is not None and stream.is_paced:
+            stream.sent.add(request_id)
+
     def on_begun(self, request_id: RequestId) -> Begun | None:
-        """vLLM's server sends an engine request; returns None if it is not paced."""
+        """An engine request of vLLM's code has come; returns None if it is not paced."""
         name, slot = client_id(request_id), slot_of(request_id)
         stream = self._by_name.get(name)
-        if stream is None or slot in stream.slots:
+        if stream is None or request_id not in stream.sent or slot in stream.slots:
             return None
+        stream.sent.discard(request_id)
         stream.slots[slot] = request_id
         self._by_request[request_id] = stream
         self._touch(stream)
@@ -316,6 +324,7 @@ class Pacing:
                 del self._by_name[name]
         for slot in stream.slots:
             self._close(stream, slot)
+        stream.sent.clear()
         stream.waiting.clear()
         stream.gathered.clear()
         stream.is_paced = False

@@ -33,6 +33,7 @@ from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddlew
 from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 from vllm.sampling_params import RequestOutputKind
 from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine import EngineCoreRequest
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.executor import Executor
@@ -68,8 +69,9 @@ from sterna.priority_classes import PriorityClasses
 from sterna.types import FrontendId
 
 if TYPE_CHECKING:
-    # OpenTelemetry is imported only with its option.
+    # Imported only with their options.
     from sterna.frontend.metrics.traces import Traces
+    from sterna.frontend.resumable.exchange import StreamExchange
 
 logger = logging.getLogger(__name__)
 
@@ -106,6 +108,19 @@ class ClusterClient(AsyncLLM):  # type: ignore[misc]
         super().__init__(client_addresses=router.client_addresses, **of_vllm)
         if self.vllm_config.model_config.runner_type == "pooling":
             pass_on_reasons(self.output_processor)
+        if router.streams is not None:
+            self._report_sent(router.streams)
+
+    def _report_sent(self, streams: "StreamExchange") -> None:
+        """Report each engine request just before it is sent: the router, which gets it, does not
+        know of which HTTP request it is."""
+        send = self.engine_core.add_request_async
+
+        async def report_and_send(request: EngineCoreRequest) -> None:
+            streams.on_sent(request.request_id)
+            await send(request)
+
+        self.engine_core.add_request_async = report_and_send
 
     async def add_request(self, *args: Any, priority: int = 0, **kwargs: Any) -> Any:
         """See AsyncLLM. The priority is replaced by that of the request's class."""
@@ -323,6 +338,7 @@ class FrontendServer:
                     self._args.root_path or "",
                     self._keep_streams(router),
                     router.timing if self._config.door.has_server_timing else None,
+                    has_operators_middleware=bool(self._args.middleware),
                 )
                 self._gate = door.gate
                 await self._answer(door.app, app, client, sock, watch)
