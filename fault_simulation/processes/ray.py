@@ -70,7 +70,8 @@ class Platform:
         self._make_supervisor = new_supervisor
         self._num_places = num_places
         self._num_supervisors = 0
-        self._starting: set[InstanceId] = set()
+        # By instance: the supervisor that starts it.
+        self._starting: dict[InstanceId, Actor] = {}
         self._watches: dict[str, tuple[Actor, Action]] = {}
 
     @property
@@ -114,7 +115,7 @@ class Platform:
         on_pending: Callable[[str | None], None],
     ) -> None:
         """Start the instance as soon as there is a place; then tell the supervisor, if it lives."""
-        self._starting.add(instance_id)
+        self._starting[instance_id] = supervisor
         self._seek_place(supervisor, instance_id, on_up, on_failed, on_pending)
 
     def _seek_place(
@@ -125,7 +126,7 @@ class Platform:
         on_failed: Action,
         on_pending: Callable[[str | None], None],
     ) -> None:
-        if instance_id not in self._starting:
+        if self._starting.get(instance_id) is not supervisor:
             return
         num_before = sorted(self._starting, key=_number).index(instance_id)
         if len(self.instances()) + num_before >= self._num_places:
@@ -138,7 +139,7 @@ class Platform:
 
         def begin() -> None:
             on_pending(None)
-            if instance_id in self._starting:
+            if self._starting.get(instance_id) is supervisor:
                 self._begin_instance(supervisor, instance_id, on_up, on_failed)
 
         # The supervisor begins the start of an instance that has a place.
@@ -150,9 +151,10 @@ class Platform:
         self.world.nodes.place(instance_id)
 
         def come_up() -> None:
-            if instance_id not in self._starting:
+            # A dead supervisor may have begun a start of the same instance.
+            if self._starting.get(instance_id) is not supervisor:
                 return
-            self._starting.discard(instance_id)
+            del self._starting[instance_id]
             if self._rng.random() < self.start_failure_share:
                 self._notify(supervisor, 0.01, "start failed", on_failed, instance_id)
                 return
@@ -164,7 +166,7 @@ class Platform:
 
     def cancel(self, instance_id: InstanceId) -> None:
         """Give up a start."""
-        self._starting.discard(instance_id)
+        self._starting.pop(instance_id, None)
 
     def start_other(self, supervisor: Actor, make: Callable[[], Member], on_up: Action) -> None:
         """Start a scheduler or a front end; then tell the supervisor."""

@@ -298,9 +298,11 @@ class Network:
         )
 
     def is_late(self) -> bool:
-        """Whether some message is on its way for longer than it should be."""
+        """Whether some message is on its way for longer than it should be, or was when its sender
+        died: a membership, without which an instance does not know a new front end."""
         before_s = self.timeline.now_s - LATE_S
-        return any(each.is_under_way_since(before_s) for _, each in self._tallies())
+        tallies = self._tallies(of_dead_senders=True)
+        return any(each.is_under_way_since(before_s) for _, each in tallies)
 
     def check_rest(self) -> None:
         """After all has healed, and some time.
@@ -316,10 +318,10 @@ class Network:
             if mailbox.core.num_kept(address) and tally.last_s < before_s:
                 raise Violation(f"{sender} does not know that {address} has got its messages")
 
-    def _tallies(self) -> Iterator[tuple[VirtualMailbox, Tally]]:
-        """The tallies between processes that both live."""
+    def _tallies(self, *, of_dead_senders: bool = False) -> Iterator[tuple[VirtualMailbox, Tally]]:
+        """The tallies between processes that both live, or whose receiver does."""
         for process, mailbox in self._mailboxes.values():
-            if process.is_alive:
+            if process.is_alive or of_dead_senders:
                 for address, tally in mailbox.tallies.items():
                     receiver = self._mailboxes.get(address)
                     if receiver is not None and receiver[0].is_alive:

@@ -492,7 +492,7 @@ class InstancePair:
                 for span in spans:
                     if span.request_id in self._generated:
                         self._generated[span.request_id].count(instance_id, span)
-                outcome = self._streams.on_batch(spans, frames, 0.0)
+                outcome = self._streams.on_batch(instance_id, spans, frames, 0.0)
                 for delivery in outcome.deliveries:
                     generated = self._generated.get(delivery.request_id)
                     if generated is None:
@@ -501,6 +501,7 @@ class InstancePair:
                     (output,) = decode_outputs(payload).outputs
                     self._note(generated, output)
             case RequestsMoved(instance_id, request_ids):
+                self._streams.on_moved(message)
                 for request_id in request_ids:
                     if request_id in self._generated:
                         self._generated[request_id].moves.append(instance_id)

@@ -259,13 +259,14 @@ class EmulatedCluster:
             message, frames = await self._mailbox.receive()
             async with self._changed:
                 match message:
-                    case TokenBatch(_, spans):
-                        self._take(spans, frames)
+                    case TokenBatch(instance_id, spans):
+                        self._take(instance_id, spans, frames)
                     case LoadReport(load) if load.instance_id in self._boxes:
                         self.loads[load.instance_id] = load
                         if (into := self._terminating.get(load.instance_id)) is not None:
                             self._tell(load.instance_id, SetDestination(into))
                     case RequestsMoved(instance_id, request_ids):
+                        self._streams.on_moved(message)
                         self.owners.update(dict.fromkeys(request_ids, instance_id))
                     case AdminReply(query_id):
                         self.replies[query_id] = message
@@ -276,11 +277,11 @@ class EmulatedCluster:
                         self.results[call_id] = outputs.utility_output.result[1]
                 self._changed.notify_all()
 
-    def _take(self, spans: Sequence[Any], frames: Sequence[bytes]) -> None:
+    def _take(self, instance_id: InstanceId, spans: Sequence[Any], frames: Sequence[bytes]) -> None:
         now_s = asyncio.get_running_loop().time()
         for span, payload in zip(spans, frames, strict=True):
             assert span.has_events == bool(annotations_of(payload).events)
-        for delivery in self._streams.on_batch(spans, frames, now_s).deliveries:
+        for delivery in self._streams.on_batch(instance_id, spans, frames, now_s).deliveries:
             assert delivery.num_repeated == 0, "an emulated engine says nothing twice"
             outputs = msgspec.msgpack.decode(delivery.payload, type=engine_messages.Outputs)
             (output,) = outputs.outputs

@@ -1,16 +1,18 @@
 """A stream is exactly the sequence that a lone engine would have produced, ended once."""
 
 import itertools
+import uuid
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sterna.frontend.requests.request_effects import Deliver
 from sterna.frontend.requests.token_streams import TokenStreams
-from sterna.messages.actors import TokenSpan
-from sterna.types import RequestId
+from sterna.messages.actors import RequestsMoved, TokenSpan
+from sterna.types import InstanceId, RequestId
 
 R1 = RequestId("r1")
+A, B = InstanceId("a"), InstanceId("b")
 
 
 def streams(*request_ids: RequestId) -> TokenStreams:
@@ -25,9 +27,13 @@ def span(first: int, num: int, is_finished: bool = False, request_id: RequestId 
 
 
 def take(under_test: TokenStreams, *spans: TokenSpan, now_s: float = 0.0) -> list[Deliver]:
-    """Hand over spans whose payloads name their tokens."""
-    payloads = [bytes(range(s.first_index, s.first_index + s.num_tokens)) for s in spans]
-    return under_test.on_batch(spans, payloads, now_s).deliveries
+    """Hand over spans, each of an instance of its own; their payloads name their tokens."""
+    deliveries = []
+    for each in spans:
+        payload = bytes(range(each.first_index, each.first_index + each.num_tokens))
+        instance_id = InstanceId(str(uuid.uuid4()))
+        deliveries += under_test.on_batch(instance_id, [each], [payload], now_s).deliveries
+    return deliveries
 
 
 def test_spans_in_order_are_delivered_at_once_with_their_payload_untouched():
@@ -81,7 +87,7 @@ def test_an_end_that_comes_with_repeated_tokens_only_still_ends_the_stream():
 def test_an_end_behind_the_stream_is_not_delivered_but_reported():
     under_test = streams()
     take(under_test, span(0, 3))
-    outcome = under_test.on_batch([span(2, 0, is_finished=True)], [b""], 0.0)
+    outcome = under_test.on_batch(A, [span(2, 0, is_finished=True)], [b""], 0.0)
     assert (outcome.deliveries, outcome.ended_behind) == ([], [R1])
 
 
@@ -102,15 +108,15 @@ def test_streams_do_not_mix():
 def test_a_request_without_a_stream_that_is_still_stepped_is_reported_as_stray():
     gone = RequestId("gone")
     spans = [span(4, 1, request_id=gone), span(0, 1, True, RequestId("ended"))]
-    assert streams().on_batch(spans, [b"", b""], 0.0).strays == [gone]
+    assert streams().on_batch(A, spans, [b"", b""], 0.0).strays == [gone]
 
 
 def test_only_tokens_later_than_all_before_advance_a_stream():
     under_test = streams()
-    assert under_test.on_batch([span(0, 3)], [b""], 0.0).advanced == [span(0, 3)]
-    assert under_test.on_batch([span(1, 2)], [b""], 0.0).advanced == []
-    assert under_test.on_batch([span(5, 1)], [b""], 0.0).advanced == [span(5, 1)]
-    assert under_test.on_batch([span(3, 2)], [b""], 0.0).advanced == []
+    assert under_test.on_batch(A, [span(0, 3)], [b""], 0.0).advanced == [span(0, 3)]
+    assert under_test.on_batch(A, [span(1, 2)], [b""], 0.0).advanced == []
+    assert under_test.on_batch(B, [span(5, 1)], [b""], 0.0).advanced == [span(5, 1)]
+    assert under_test.on_batch(A, [span(3, 2)], [b""], 0.0).advanced == []
 
 
 def test_a_gap_that_stays_open_expires_and_a_filled_one_does_not():
@@ -145,6 +151,38 @@ def test_a_closed_stream_has_no_deadline():
     take(under_test, span(1, 1))
     under_test.close(R1)
     assert under_test.next_deadline_s() is None
+
+
+def lone(under_test: TokenStreams, instance_id: InstanceId, token: int, at: int) -> list[bytes]:
+    """The instance sends one token."""
+    deliveries = under_test.on_batch(instance_id, [span(at, 1)], [bytes([token])], 0.0).deliveries
+    return [each.payload for each in deliveries]
+
+
+def test_what_follows_tokens_that_an_instance_could_not_send_goes_to_no_client():
+    """The instance dies, and the request goes on where it was before, with other tokens."""
+    under_test = streams()
+    assert lone(under_test, A, 10, 0) == [b"\x0a"]
+    under_test.on_moved(RequestsMoved(B, (R1,), (1,), 1))
+    # Token 1 of the destination is lost.
+    assert lone(under_test, B, 22, 2) == []
+    assert lone(under_test, B, 23, 3) == []
+    assert under_test.next_deadline_s() == 5.0
+    assert lone(under_test, A, 11, 1) == [b"\x0b"]
+    assert lone(under_test, B, 24, 4) == []
+    for at in (2, 3, 4, 5):
+        assert lone(under_test, A, 10 + at, at) == [bytes([10 + at])]
+    assert under_test.next_deadline_s() is None
+
+
+def test_a_request_that_comes_back_to_an_instance_goes_on_there_behind_the_tokens_of_others():
+    under_test = streams()
+    lone(under_test, A, 0, 0)
+    under_test.on_moved(RequestsMoved(B, (R1,), (1,), 1))
+    lone(under_test, B, 1, 1)
+    lone(under_test, B, 2, 2)
+    under_test.on_moved(RequestsMoved(A, (R1,), (3,), 1))
+    assert lone(under_test, A, 3, 3) == [b"\3"]
 
 
 @st.composite

@@ -168,6 +168,7 @@ class FrontendCore:
             case Held():
                 effects = self._dispatcher.on_held(message, now_s)
             case RequestsMoved():
+                self._streams.on_moved(message)
                 effects = self._dispatcher.on_moved(message, now_s)
             case HandedBack():
                 effects = self._on_handed_back(message, now_s)
@@ -203,7 +204,7 @@ class FrontendCore:
     def _on_tokens(
         self, batch: TokenBatch, payloads: Sequence[bytes], now_s: float
     ) -> list[Effect]:
-        outcome = self._streams.on_batch(batch.spans, payloads, now_s)
+        outcome = self._streams.on_batch(batch.instance_id, batch.spans, payloads, now_s)
         self._dispatcher.on_tokens(batch.instance_id, outcome.advanced)
         for attempt_id in outcome.ended:
             # The request has ended on its instance, so no instance has it. Its missing tokens are

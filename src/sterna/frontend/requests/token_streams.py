@@ -5,6 +5,10 @@ between them, and a request that an instance takes over after a death repeats to
 already delivered. Every span carries the index of its first token, which is enough: a span that
 begins at the next expected token is delivered, one that begins later waits, one that is behind is
 dropped, and of one that is partly behind only the rest is delivered.
+
+Of one instance the spans of a request follow each other without a gap, unless its mailbox has
+refused some. What follows such a gap is never delivered: if the instance dies, the request may go
+on where it was before, with other tokens in the gap's place. The gap's time-out shows the loss.
 """
 
 from bisect import insort
@@ -12,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sterna.frontend.requests.request_effects import Deliver
-from sterna.messages.actors import TokenSpan
-from sterna.types import RequestId
+from sterna.messages.actors import RequestsMoved, TokenSpan
+from sterna.types import InstanceId, RequestId
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,9 @@ class Outcome:
     repeats: list[Repeat]
 
 
+_Span = tuple[int, int, bool, bytes, bool]
+
+
 @dataclass(slots=True)
 class _Stream:
     """One open stream.
@@ -61,12 +68,15 @@ class _Stream:
     Attributes:
         next_index: the first token that was not delivered yet.
         seen_index: one past the last token of all spans so far, delivered or held.
-        held: spans after a gap, as (first token, one past the last, is finished, payload), sorted.
+        held: spans after a gap, as (first token, one past the last, is finished, payload, whether
+            it may be delivered), sorted.
+        ends: by instance, one past its last token without a gap before it.
     """
 
     next_index: int = 0
     seen_index: int = 0
-    held: list[tuple[int, int, bool, bytes]] = field(default_factory=list)
+    held: list[_Span] = field(default_factory=list)
+    ends: dict[InstanceId, int] = field(default_factory=dict)
 
 
 class TokenStreams:
@@ -92,8 +102,19 @@ class TokenStreams:
         stream = self._streams.get(request_id)
         return None if stream is None else stream.next_index
 
+    def on_moved(self, moved: RequestsMoved) -> None:
+        """The instance has got these requests, and will send their tokens from these on."""
+        for request_id, first_index in zip(moved.request_ids, moved.first_indices, strict=True):
+            stream = self._streams.get(request_id)
+            if stream is not None:
+                stream.ends[moved.instance_id] = first_index
+
     def on_batch(
-        self, spans: Sequence[TokenSpan], payloads: Sequence[bytes], now_s: float
+        self,
+        instance_id: InstanceId,
+        spans: Sequence[TokenSpan],
+        payloads: Sequence[bytes],
+        now_s: float,
     ) -> Outcome:
         """Take in a batch, one payload for each span, and return what to do with it."""
         outcome = Outcome([], [], [], [], [], [])
@@ -103,7 +124,7 @@ class TokenStreams:
                 if not span.is_finished:
                     outcome.strays.append(span.request_id)
                 continue
-            self._take(stream, span, payload, now_s, outcome)
+            self._take(stream, instance_id, span, payload, now_s, outcome)
         return outcome
 
     def expired(self, now_s: float) -> list[RequestId]:
@@ -119,7 +140,13 @@ class TokenStreams:
         return next(iter(self._gap_deadlines_s.values()), None)
 
     def _take(
-        self, stream: _Stream, span: TokenSpan, payload: bytes, now_s: float, outcome: Outcome
+        self,
+        stream: _Stream,
+        instance_id: InstanceId,
+        span: TokenSpan,
+        payload: bytes,
+        now_s: float,
+        outcome: Outcome,
     ) -> None:
         request_id = span.request_id
         end = span.first_index + span.num_tokens
@@ -127,8 +154,12 @@ class TokenStreams:
             stream.seen_index = end
             outcome.advanced.append(span)
 
-        arrived = (span.first_index, end, span.is_finished, payload)
-        if span.first_index > stream.next_index:
+        own_end = stream.ends.get(instance_id, span.first_index)
+        is_whole = span.first_index <= own_end
+        if is_whole:
+            stream.ends[instance_id] = max(own_end, end)
+        arrived = (span.first_index, end, span.is_finished, payload, is_whole)
+        if span.first_index > stream.next_index or not is_whole:
             if arrived not in stream.held:
                 insort(stream.held, arrived)
             self._gap_deadlines_s.setdefault(request_id, now_s + self._gap_timeout_s)
@@ -139,7 +170,9 @@ class TokenStreams:
         num_before = len(outcome.deliveries)
         is_open = self._deliver(stream, request_id, arrived, outcome)
         while is_open and stream.held and stream.held[0][0] <= stream.next_index:
-            is_open = self._deliver(stream, request_id, stream.held.pop(0), outcome)
+            span_after = stream.held.pop(0)
+            if span_after[-1]:
+                is_open = self._deliver(stream, request_id, span_after, outcome)
         if not is_open:
             self.close(request_id)
         elif len(outcome.deliveries) > num_before and request_id in self._gap_deadlines_s:
@@ -148,18 +181,13 @@ class TokenStreams:
                 self._gap_deadlines_s[request_id] = now_s + self._gap_timeout_s
 
     @staticmethod
-    def _deliver(
-        stream: _Stream,
-        request_id: RequestId,
-        span: tuple[int, int, bool, bytes],
-        outcome: Outcome,
-    ) -> bool:
+    def _deliver(stream: _Stream, request_id: RequestId, span: _Span, outcome: Outcome) -> bool:
         """Deliver what is not a repeat, and return whether the stream goes on.
 
         A finished span ends the stream even if all its tokens are repeats. An output without
         tokens that does not end the stream (a notice) is delivered at its place.
         """
-        first, end, is_finished, payload = span
+        first, end, is_finished, payload, _ = span
         if first < min(end, stream.next_index):
             repeat = Repeat(request_id, first, payload, len(outcome.deliveries))
             outcome.repeats.append(repeat)
