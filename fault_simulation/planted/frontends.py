@@ -74,7 +74,7 @@ class TakesNothingBack(FrontendCore):
 class _Repeating(TokenStreams):
     @staticmethod
     def _deliver(stream: Any, request_id: RequestId, span: Any, outcome: Any) -> bool:
-        _, end, is_finished, payload = span
+        _, end, is_finished, payload, _ = span
         outcome.deliveries.append(Deliver(request_id, payload, 0, is_finished))
         stream.next_index = max(stream.next_index, end)
         return not is_finished
@@ -89,9 +89,9 @@ class DeliversRepeats(FrontendCore):
 
 
 class _Unordered(TokenStreams):
-    def _take(self, stream: Any, span: Any, *args: Any) -> None:
+    def _take(self, stream: Any, instance_id: InstanceId, span: Any, *args: Any) -> None:
         stream.next_index = max(stream.next_index, span.first_index)
-        super()._take(stream, span, *args)
+        super()._take(stream, instance_id, span, *args)
 
 
 class DeliversOutOfOrder(FrontendCore):

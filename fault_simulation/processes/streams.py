@@ -254,6 +254,7 @@ class FrontendStreams:
         self._num_begun += 1
         suffix = f"{self._frontend_id:04x}{self._num_begun:04x}"
         request_id = RequestId(f"{served.stream_id}-{suffix}")
+        self.pacing.on_sent(served.stream_id, request_id)
         begun = self.pacing.on_begun(request_id)
         if begun is None:
             raise Violation(f"{request_id} is not paced")
