@@ -34,18 +34,22 @@ class Goal:
     Attributes:
         bound: in words.
         found: in words, with the cell that decides.
+        is_reached: None: not decided, as the interval of what was found has the bound in it.
     """
 
     name: str
     bound: str
     found: str
-    is_reached: bool
+    is_reached: bool | None
+
+
+_VERDICTS = {True: "reached", False: "**not reached**", None: "**not decided**"}
 
 
 def goal_list(goals: Sequence[Mapping[str, Any]]) -> str:
     """The goals of a result file, as a list of Markdown."""
     return "\n".join(
         f"- {each['name']}: {each['found']} (goal: {each['bound']}): "
-        + ("reached" if each["is_reached"] else "**not reached**")
+        + _VERDICTS[each["is_reached"]]
         for each in goals
     )

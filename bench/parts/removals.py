@@ -207,9 +207,9 @@ CONNECTION_LIMITS = Removal(
         ),
         Change(
             "frontend/http/door.py",
-            "        chain, config.max_body_bytes, config.body_timeout_s, "
-            "config.max_waiting_body_bytes\n",
-            "        chain, 1 << 40, 86_400.0, 1 << 40\n",
+            "        config.max_body_bytes,\n        config.body_timeout_s,\n"
+            "        config.max_waiting_body_bytes,\n",
+            "        1 << 40,\n        86_400.0,\n        1 << 40,\n",
         ),
     ),
 )

@@ -14,7 +14,7 @@ FREE_MOVES = "free moves"
 POOLED = "one pool"
 SOLO = "each alone"
 BOUNDS = (TRUE_LENGTHS, FREE_MOVES, POOLED, SOLO)
-"""What policies can reach at most (`bounds`)."""
+"""References, most of which no policy can reach (`bounds`)."""
 
 ZOO = (
     "round-robin",

@@ -70,9 +70,13 @@ def run_json(reported: Reported) -> dict[str, Any]:
 
 
 def send_delay_s(run: ServedRun) -> Distribution | None:
-    """The delay from the due time to the sending of each request."""
+    """The delay from the due time to the sending of each request that was sent. Later turns of a
+    session are left out: they are due when the answer before them has come."""
     sent_s = np.array([each.sent_s for each in run.outcomes], np.float64)
-    return Distribution.of(sent_s - run.trace.arrival_s)
+    counts = np.isfinite(sent_s)
+    if run.trace.turns is not None:
+        counts &= run.trace.turns.is_first
+    return Distribution.of((sent_s - run.trace.arrival_s)[counts])
 
 
 def print_report(reported: Reported) -> None:

@@ -3,9 +3,10 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
-from bench.common.comparison import Estimate, best, estimate, factor, mean
+from bench.common.comparison import Estimate, best, estimate, factor, half_width, mean
 from bench.policies.contenders import GRIDS, combinations, contenders
 from bench.policies.search import score, tuned
 
@@ -24,8 +25,9 @@ def test_a_factor_is_the_others_value_over_ours() -> None:
     found = factor(rows, METRIC, "ours", "other", ["p"])
     assert found is not None
     assert found.mean == pytest.approx(4.0)
-    assert found.low == pytest.approx(2.0)
-    assert found.high == pytest.approx(8.0)
+    # By hand: the logarithms are half of log(4) from their mean, and Student's t of one is 6.314.
+    assert found.low == pytest.approx(4.0 / 4.0 ** (6.314 / 2))
+    assert found.high == pytest.approx(4.0 * 4.0 ** (6.314 / 2))
 
 
 def test_points_weigh_the_same_whatever_their_values() -> None:
@@ -60,7 +62,29 @@ def test_an_interval_holds_most_seeds_means_and_is_the_same_each_time() -> None:
     logs = [math.log(value) for value in (1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7)]
     found = Estimate.of_seeds(logs)
     assert found == Estimate.of_seeds(logs)
-    assert 1.15 < found.low < found.mean < found.high < 1.55
+    # By hand: the logarithms' standard deviation is 0.182, and Student's t of 7 degrees 1.895.
+    assert (round(found.low, 2), round(found.high, 2)) == (1.18, 1.51)
+
+
+@pytest.mark.parametrize("num", [2, 5, 8, 21, 40])
+def test_nine_of_ten_intervals_hold_the_mean_of_what_they_are_drawn_from(num: int) -> None:
+    drawn = np.random.default_rng(1).normal(3.0, 2.0, size=(20_000, num))
+    held = [abs(float(values.mean()) - 3.0) <= half_width(values.tolist()) for values in drawn]
+    assert sum(held) / len(held) == pytest.approx(0.9, abs=0.015)
+    assert math.isnan(half_width([3.0]))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "at_least", "at_most"),
+    [(1.0, 2.0, True, None), (0.5, 0.9, False, True), (0.9, 1.1, None, None)],
+)
+def test_a_bound_within_the_interval_is_not_decided(
+    low: float, high: float, at_least: bool | None, at_most: bool | None
+) -> None:
+    found = Estimate((low + high) / 2, low, high)
+    assert (found.at_least(1.0), found.at_most(1.0)) == (at_least, at_most)
+    single = Estimate(1.0, math.nan, math.nan)
+    assert (single.at_least(1.0), single.at_most(0.9)) == (True, False)
 
 
 def test_a_number_from_rows_has_an_interval_over_their_seeds() -> None:
@@ -69,8 +93,11 @@ def test_a_number_from_rows_has_an_interval_over_their_seeds() -> None:
     assert found == estimate(rows, lambda drawn: mean(drawn, METRIC, "ours", "p"))
     assert found is not None
     assert found.mean == 4.5
-    assert 2.8 < found.low < 4.0 < 5.0 < found.high < 6.2
+    # By hand: that of a mean is the interval of the seeds' values.
+    assert (found.low, found.high) == pytest.approx((2.86, 6.14), abs=0.01)
     assert estimate(rows, lambda drawn: mean(drawn, METRIC, "other", "p")) is None
+    lacking = [*rows, row("ours", 9, None)]
+    assert estimate(lacking, lambda drawn: mean(drawn, METRIC, "ours", "p")) is not None
     single = estimate(rows[:1], lambda drawn: mean(drawn, METRIC, "ours", "p"))
     assert str(single) == "1.00"
 

@@ -104,7 +104,7 @@ def test_predictions_stand_beside_what_was_measured_round_by_round() -> None:
     text = report.markdown([*ROWS, row("sterna", 2, SIMULATED, 4.0)])
     predicted = text[text.index("Predicted over measured") :]
     assert "| `sterna` | 1.00 [1.00, 1.00] | " in predicted
-    assert "| 1.73 [1.50, 2.00] |" in predicted
+    assert "| 1.73 [0.70, 4.30] |" in predicted
 
 
 def test_the_plot_has_a_row_of_panels_for_each_case(tmp_path: Path) -> None:

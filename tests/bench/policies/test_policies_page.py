@@ -71,11 +71,11 @@ def test_a_trace_with_prefixes_needs_both_latencies_at_once() -> None:
 
 def test_next_turns_are_compared_with_those_that_found_their_prefix() -> None:
     found = {each.name: each for each in report.goals(rows("prefixes", again_ttft_p99_s=2.3))}
-    of_turns = [each for name, each in found.items() if "next turns" in name]
+    of_turns = [each for name, each in found.items() if "begin as earlier ones" in name]
     assert [(each.found, each.is_reached) for each in of_turns] == 3 * [
         (f"2.30 [2.30, 2.30] (*`{AHEAD}`*: 1.00; *free moves*: 1.00)", False)
     ]
-    even = [each for each in report.goals(rows("prefixes")) if "next turns" in each.name]
+    even = [each for each in report.goals(rows("prefixes")) if "begin as earlier ones" in each.name]
     assert [each.is_reached for each in even] == [True, True, True]
 
 
