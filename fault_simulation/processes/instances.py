@@ -83,6 +83,8 @@ class InstanceProcess(Actor):
         self._effects = EffectQueue()
         self._guard: Guard | None = None
         self.told_to_end: set[RequestId] = set()
+        # What it hands back to front ends that it does not know yet.
+        self._kept_back: list[HandedBack] = []
         self.up_since_s = self.now_s
         self.engine.start()
         self._carry_out(self.core.on_tick(self.now_s))
@@ -139,7 +141,15 @@ class InstanceProcess(Actor):
     def _carry_out(self, effects: Sequence[InstanceEffect]) -> None:
         for effect in effects:
             if isinstance(effect, ToMailbox) and isinstance(effect.message, HandedBack):
-                self._hand_back(effect.message)
+                if effect.message in self._kept_back:
+                    # Its front end has become known.
+                    self._kept_back.remove(effect.message)
+                else:
+                    self._hand_back(effect.message)
+        for message in self.core.kept_messages:
+            if isinstance(message, HandedBack) and message not in self._kept_back:
+                self._hand_back(message)
+                self._kept_back.append(message)
         for effect in effects:
             self.begin_effect()
             match effect:

@@ -193,6 +193,11 @@ class InstanceCore:
         return self._llumlet
 
     @property
+    def kept_messages(self) -> list[WireMessage]:
+        """Messages for front ends of which no membership has told yet."""
+        return [message for _, message, _ in self._kept]
+
+    @property
     def gone_frontends(self) -> Set[FrontendId]:
         """The front ends of whose death the instance has heard."""
         return self._gone_frontends
