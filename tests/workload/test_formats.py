@@ -104,6 +104,20 @@ def test_mooncakes_own_format_is_read() -> None:
     }
 
 
+def test_qwen_bailians_own_format_is_read_in_seconds_and_blocks_of_16_tokens() -> None:
+    more = {"parent_chat_id": -1, "type": "text", "turn": 1}
+    rows = read_jsonl(
+        {"chat_id": 7, "timestamp": 61.114, "input_length": 20, "output_length": 5}
+        | {"hash_ids": [8, 9], **more},
+        {"chat_id": 8, "timestamp": 62.5, "input_length": 40, "output_length": 6}
+        | {"hash_ids": [8, 9, 3], **more},
+    )
+    assert rows.arrival_s is not None
+    assert rows.arrival_s.tolist() == [61.114, 62.5]
+    assert rows.prefix_blocks is not None
+    assert rows.prefix_blocks.block_tokens == 16
+
+
 @pytest.mark.parametrize(
     ("first", "second"),
     [

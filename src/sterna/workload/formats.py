@@ -6,6 +6,7 @@ Each has columns for the lengths of input and output, and may have one for the a
     input_tokens, output_tokens, arrival_s or arrival_ms, priority,    Sterna's
         prefix_blocks (ids and runs A-B, separated by spaces)
     input_length, output_length, timestamp (in ms), hash_ids           Mooncake's
+    the same with chat_id; timestamp in s, hash_ids of 16 tokens       Qwen-Bailian's
     ContextTokens, GeneratedTokens, TIMESTAMP (a date)                 Azure's
     new_input_tokens, output_tokens, session, turn, delay_ms,          sessions
         new_prefix_blocks
@@ -23,12 +24,14 @@ import msgspec
 import numpy as np
 
 from sterna.errors import ConfigurationError
-from sterna.workload.prefix import PrefixBlocks
+from sterna.workload.prefix import MOONCAKE_BLOCK_TOKENS, PrefixBlocks
 from sterna.workload.rows import Rows
 from sterna.workload.turns import SessionTurns
 
 MAX_WHOLE = 10**9
 """A larger number of tokens is a mistake in the file; it also keeps sums within int64."""
+
+BAILIAN_BLOCK_TOKENS = 16
 
 _Record = tuple[int, Mapping[str, object]]
 """The number of a line, and its values by column."""
@@ -107,6 +110,7 @@ def _jsonl_records(lines: Iterable[str], name: str) -> Iterator[_Record]:
 
 def _parse(records: Iterator[_Record], name: str) -> Rows:
     columns: dict[str, _Column] = {}
+    block_tokens = MOONCAKE_BLOCK_TOKENS
     values: dict[str, list[float]] = {}
     ids: list[int] = []
     sessions: set[float] = set()
@@ -114,6 +118,8 @@ def _parse(records: Iterator[_Record], name: str) -> Rows:
         if not columns:
             columns = _format_of(record.keys(), name, line)
             values = {field: [] for field in columns}
+            if columns.get("arrival_s") is _BAILIANS_ARRIVAL:
+                block_tokens = BAILIAN_BLOCK_TOKENS
         for field, column in columns.items():
             try:
                 value = column.read(record[column.name])
@@ -140,7 +146,7 @@ def _parse(records: Iterator[_Record], name: str) -> Rows:
     prefix_blocks = None
     if "prefix_blocks" in values:
         end = np.array(values["prefix_blocks"], np.int64)
-        prefix_blocks = PrefixBlocks(np.array(ids, np.int64), end)
+        prefix_blocks = PrefixBlocks(np.array(ids, np.int64), end, block_tokens)
     if "turn" in values:
         added = SessionTurns(
             np.array(values["session"], np.int64),
@@ -267,11 +273,16 @@ def _milliseconds(name: str, field: str = "arrival_s") -> _Column:
     )
 
 
+_SECONDS = "a number of seconds, at least 0"
+
+_BAILIANS_ARRIVAL = _Column("timestamp", "arrival_s", _decimal, _SECONDS)
+"""In place of that of Mooncake's format, with the same name, where requests have a `chat_id`."""
+
 _FORMATS: tuple[tuple[_Column, ...], ...] = (
     (
         _tokens("input_tokens", "input_tokens"),
         _tokens("output_tokens", "output_tokens"),
-        _Column("arrival_s", "arrival_s", _decimal, "a number of seconds, at least 0"),
+        _Column("arrival_s", "arrival_s", _decimal, _SECONDS),
         _milliseconds("arrival_ms"),
         _Column(
             "priority",
@@ -338,4 +349,6 @@ def _format_of(names: Collection[str], name: str, line: int) -> dict[str, _Colum
             raise _error(name, line, f"there are {both}; keep one of them")
         if column.name in names:
             found[column.field] = column
+    if "chat_id" in names and "timestamp" in [each.name for each in found.values()]:
+        found["arrival_s"] = _BAILIANS_ARRIVAL
     return found

@@ -295,6 +295,18 @@ def test_a_body_has_its_share_of_all_bodies_until_its_answer_begins(begins: bool
     played(scenario)
 
 
+@pytest.mark.parametrize("said", ["true", 1, "yes"])
+def test_what_vllms_server_takes_for_a_stream_is_kept(said: str | int) -> None:
+    async def scenario() -> None:
+        server = Server()
+        server.step()
+        client = Client(server, {"stream": said, "events": 1}, x_request_id="tern")
+        await client.task
+        assert client.numbered == [(1, "0")]
+
+    played(scenario)
+
+
 def test_what_is_no_stream_passes() -> None:
     async def scenario() -> None:
         client = Client(Server(), {"stream": False}, x_request_id="tern")

@@ -27,6 +27,7 @@ from http import HTTPStatus
 from typing import Any
 
 import msgspec
+from pydantic import TypeAdapter, ValidationError
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -68,7 +69,11 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,200}")
 class _Body(msgspec.Struct):
     """The fields of a request that matter here."""
 
-    stream: bool | None = False
+    stream: Any = None
+
+
+_AS_VLLM = TypeAdapter(bool | None)
+"""As vLLM's server reads the field: it takes "true" and 1 too."""
 
 
 class ResumableStreams:
@@ -398,8 +403,8 @@ def _nothing() -> None:
 
 def _is_streamed(body: bytes) -> bool:
     try:
-        return bool(msgspec.json.decode(body, type=_Body).stream)
-    except UNREADABLE:
+        return bool(_AS_VLLM.validate_python(msgspec.json.decode(body, type=_Body).stream))
+    except (*UNREADABLE, ValidationError):
         # vLLM's server refuses it, with the reason.
         return False
 
