@@ -103,18 +103,24 @@ def factor(
     rows: Iterable[Row], metric: str, policy: str, other: str, points: Sequence[str]
 ) -> Estimate | None:
     """The other's value over the policy's, for a metric of which less is better: above 1 the policy
-    is better. The geometric mean over points and seeds.
+    is better. The geometric mean over points and the seeds that both have on all of these.
 
     Preemption losses count with at least `LOSS_FLOOR_S`.
 
     Returns:
-        None if a value is missing, or is 0.
+        None if a value is missing, or is 0, or there is no such seed.
     """
     found = {(row["policy"], row["point"], row["seed"]): row.get(metric) for row in rows}
-    seeds = sorted({seed for name, point, seed in found if name == policy and point in points})
+    seeds = set.intersection(
+        *(
+            {seed for name, at, seed in found if (name, at) == (each, point)}
+            for each in (policy, other)
+            for point in points
+        )
+    )
     floor = LOSS_FLOOR_S if metric == "loss_mean_s" else 0.0
     logs = []
-    for seed in seeds:
+    for seed in sorted(seeds):
         of_seed = []
         for point in points:
             ours, theirs = found.get((policy, point, seed)), found.get((other, point, seed))

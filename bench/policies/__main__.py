@@ -14,8 +14,8 @@ from bench.common.pages import write_marked
 from bench.common.results_io import RESULTS, ROOT, measured_commit, read, write
 from bench.common.tables import Row
 from bench.policies import report
-from bench.policies.contenders import contenders
-from bench.policies.families import FAMILIES, PREFIXES
+from bench.policies.contenders import LLUMNIX, STERNA, contenders
+from bench.policies.families import FAMILIES, NUM_DECIDING_SEEDS, NUM_SEEDS, PREFIXES, decides
 from bench.policies.plots import draw
 from bench.policies.runs import rows_of
 from bench.policies.search import SEEDS as SEARCH_SEEDS
@@ -66,19 +66,30 @@ def _compare(args: argparse.Namespace, console: Console) -> None:
             kept = known if args.only_missing else []
             if args.is_continued:
                 kept = [row for row in known if row.get("commit") == commit]
-            names = [each for each in names if not _has_all(kept, each, seeds)]
-            if not names:
+            further = range(args.seeds + 1, args.deciding_seeds + 1) if decides(name, point) else ()
+            plan = [
+                (missing, of_plan)
+                for policies, of_plan in ((names, seeds), ((STERNA, LLUMNIX), further))
+                if (missing := [each for each in policies if not _has_all(kept, each, of_plan)])
+            ]
+            if not plan:
                 continue
-            found = rows_of(
-                name, point, names, seeds, is_quick=args.quick, num_processes=args.processes
-            )
-            kept = [row for row in kept if row["policy"] not in names]
+            found = []
+            for policies, of_plan in plan:
+                found += rows_of(
+                    *(name, point, policies, of_plan),
+                    is_quick=args.quick,
+                    num_processes=args.processes,
+                )
+                again = {(each, seed) for each in policies for seed in of_plan}
+                kept = [row for row in kept if (row["policy"], row["seed"]) not in again]
             rows = [row for row in rows if row not in known] + kept
             rows += [{**row, "commit": commit} for row in found]
             rows.sort(key=_place)
             if not args.quick:
                 goals = [asdict(each) for each in report.goals(rows)]
-                write(NAME, {"seeds": list(seeds)}, rows, args.results, summary=goals)
+                config = {"seeds": args.seeds, "deciding_seeds": args.deciding_seeds}
+                write(NAME, config, rows, args.results, summary=goals)
     for goal in report.goals(rows):
         console.print(f"{goal.name}: {goal.found} (goal: {goal.bound})", soft_wrap=True)
     if not args.quick:
@@ -151,7 +162,19 @@ def _parser() -> argparse.ArgumentParser:
         help="leave out what has run at any commit: rules that the comparison did not have yet",
     )
     parser.add_argument(
-        "--seeds", type=positive, default=8, metavar="N", help="seeds 1 to N (default: 8)"
+        "--seeds",
+        type=positive,
+        default=NUM_SEEDS,
+        metavar="N",
+        help="seeds 1 to N (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--deciding-seeds",
+        type=positive,
+        default=NUM_DECIDING_SEEDS,
+        metavar="N",
+        help="seeds 1 to N of Sterna's policy and Llumnix's where goals compare the two "
+        "(default: %(default)s)",
     )
     parser.add_argument(
         "--search",

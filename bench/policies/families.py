@@ -208,5 +208,17 @@ REASONING = Family(
     ),
 )
 
+NUM_SEEDS = 8
+"""Seeds of each policy on each point; tables and plots show these alone."""
+
+NUM_DECIDING_SEEDS = 24
+"""Seeds of the two policies that most goals compare, where `decides`."""
+
+
+def decides(family: str, point: Point) -> bool:
+    """Whether the goals of this point compare Sterna's policy with Llumnix's, run by run."""
+    return family in ("paper", "clusters") and not point.name.startswith("auto-scaling")
+
+
 FAMILIES = {each.name: each for each in (_paper(), _clusters(), PREFIXES, REASONING)}
 """All of them, by name."""

@@ -21,7 +21,13 @@ from bench.policies.contenders import (
     TRUE_LENGTHS,
     WITHOUT,
 )
-from bench.policies.families import FAMILIES, REASONING, REASONING_RATES, reasoning_point
+from bench.policies.families import (
+    FAMILIES,
+    NUM_SEEDS,
+    REASONING,
+    REASONING_RATES,
+    reasoning_point,
+)
 from bench.policies.measures import METRICS
 
 NUM_COLUMNS = 3
@@ -47,9 +53,13 @@ def draw(rows: Sequence[Row], folder: Path, name: str) -> None:
 
 
 def _of(rows: Sequence[Row], family: str) -> list[Row]:
-    """Rows of the whole policies and of the bounds."""
+    """Rows of the whole policies and of the bounds, of the seeds that all have."""
     left_out = {*ALONE, *WITHOUT, *MORE, *COSTS}
-    return [row for row in rows if row["family"] == family and row["policy"] not in left_out]
+    return [
+        row
+        for row in rows
+        if row["family"] == family and row["policy"] not in left_out and row["seed"] <= NUM_SEEDS
+    ]
 
 
 def _draw_trade_offs(

@@ -48,6 +48,16 @@ def test_a_value_that_is_missing_gives_no_factor() -> None:
     assert factor(rows, METRIC, "ours", "other", ["p", "q"]) is None
 
 
+def test_seeds_count_that_both_policies_have_on_all_points() -> None:
+    rows = [
+        *(row("ours", seed, 1.0, point) for seed in (1, 2, 3) for point in "pq"),
+        *(row("other", 1, 2.0, "p"), row("other", 1, 2.0, "q"), row("other", 2, 9.0, "p")),
+    ]
+    found = factor(rows, METRIC, "ours", "other", ["p", "q"])
+    assert found is not None
+    assert found.mean == pytest.approx(2.0)
+
+
 def test_a_loss_that_is_gone_counts_as_a_millisecond() -> None:
     rows = [
         {"policy": policy, "point": "p", "seed": 1, "loss_mean_s": value}

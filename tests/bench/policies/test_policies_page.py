@@ -61,6 +61,21 @@ def test_the_goals_are_judged_by_the_factors() -> None:
     assert not found["TTFT P99 of the paper's traces against Llumnix's"].is_reached
 
 
+def test_further_seeds_of_two_policies_decide_goals_and_are_in_no_table_of_all() -> None:
+    known = rows("clusters")
+    further = [{**row, "seed": 9, "ttft_mean_s": 100.0} for row in known if row["seed"] == 1]
+    decided = [each for each in further if each["policy"] in (STERNA, "llumnix")]
+    (goal,) = [
+        each
+        for each in report.goals([*known, *decided])
+        if each.name == "4 instances: TTFT mean against Llumnix's"
+    ]
+    assert goal.found.startswith("1.00 [1.00, 1.00]")
+    text = report.markdown([*known, *decided], [])
+    assert "| `llumnix` | 1.00 | 1.00 |" in text
+    assert "34.0" not in text
+
+
 def test_a_trace_with_prefixes_needs_both_latencies_at_once() -> None:
     slow = {each.name: each for each in report.goals(rows("prefixes", tpot_mean_s=1.2))}
     both = "against `dynamo:prefill_scale=4`, and TPOT mean against round robin"
