@@ -67,9 +67,9 @@ def test_a_stream_is_in_order_and_whole_over_a_move(run):
             request_id = (await i0.get_request()).request_id
             tokens = served.tokens("From the Arctic to the Antarctic and back")
             i0.send_tokens(request_id, 0, tokens[:2])
-            i1.send_moved(request_id, 2)
+            i1.send_moved(request_id, 4)
             i1.send_tokens(request_id, 4, tokens[4:], FinishReason.LENGTH)
-            i1.send_tokens(request_id, 1, tokens[1:4])
+            i0.send_tokens(request_id, 1, tokens[1:4])
             received = [event async for event in events]
         text = "".join(map(_content, received))
         assert text == "From the Arctic to the Antarctic and back"
