@@ -376,6 +376,33 @@ def test_an_operator_is_told_why_a_request_does_not_move(
     run(test)
 
 
+@pytest.mark.parametrize(
+    ("options", "part_of_message"),
+    [
+        (["--max-num-sequences=8"], "unrecognized arguments: --max-num-sequences=8"),
+        (["--max-num-seqs", "x"], "invalid int value: 'x'"),
+        (["--max-num-seqs", "0"], "max_num_seqs: Input should be greater than or equal to 1"),
+        (["--port", "8001"], "it concerns more than the engines"),
+    ],
+)
+def test_a_restart_with_options_that_no_engine_can_have_is_refused(
+    run, options: list[str], part_of_message: str
+):
+    """Before the supervisor, which this cluster lacks, is asked for it."""
+
+    async def test(served: Served) -> None:
+        answer = await served.post("/admin/restart", options=options)
+        assert answer.status_code == 400
+        message = answer.json()["error"]["message"]
+        assert part_of_message in message
+        assert len(message.splitlines()) == 1
+        answer = await served.post("/admin/restart", options=["--max-num-seqs", "8"])
+        assert answer.status_code == 503
+        assert "there is no supervisor at this moment" in answer.json()["error"]["message"]
+
+    run(test)
+
+
 @contextmanager
 def _unstarted(port: int) -> Iterator[FrontendServer]:
     mailbox = Mailbox("127.0.0.1")

@@ -110,6 +110,7 @@ def config_file(tmp_path: Path) -> Callable[[str], str]:
         (["--max-instances", "500"], "lower --max-instances or --kv-cache-memory-bytes"),
         (["--kv-cache-memory-bytes", "9000g"], "2 instances need about "),
         (["--max-model-len", "99999"], "User-specified max_model_len (99999) is greater than"),
+        (["--max-num-seqs", "0"], "max_num_seqs: Input should be greater than or equal to 1"),
         (["--dtype", "float17"], "argument --dtype: invalid choice: 'float17'"),
         (["--enable-auto-tool-choice", "--tool-call-parser", "nope"], "invalid tool call parser"),
         (["--port", "70000"], "cannot listen on 127.0.0.1:70000"),

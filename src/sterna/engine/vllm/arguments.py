@@ -296,7 +296,8 @@ def one_line(error: BaseException) -> str:
     text = str(error)
     errors = getattr(error, "errors", None)
     if callable(errors):
-        text = "; ".join(str(each["msg"]) for each in errors())
+        # Pydantic's own messages do not name the field.
+        text = "; ".join(": ".join(map(str, (*each["loc"], each["msg"]))) for each in errors())
     return " ".join(text.split()).removeprefix("Value error, ")
 
 
