@@ -1,6 +1,6 @@
 """The operators' API: answers, names, errors and keys."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from sterna.errors import (
+    ConfigurationError,
     ImmovableError,
     UnansweredError,
     UnknownInstanceError,
@@ -61,8 +62,9 @@ class ScriptedOperators:
     async def start_instances(self, num: int) -> None:
         self.orders.append(f"start {num}")
 
-    async def restart(self, options: Sequence[str], *, has_surge: bool) -> None:
-        self.orders.append("restart")
+    async def restart(self, options: Sequence[str], *, has_surge: bool) -> dict[str, int]:
+        self.orders.append(" ".join(["restart", *options, f"surge={has_surge}"]))
+        return {"generation": 1}
 
 
 class ScriptedWatch:
@@ -73,10 +75,18 @@ class ScriptedWatch:
         yield b"data: 2\n\n"
 
 
-def client(operators: ScriptedOperators, *api_keys: str) -> TestClient:
+def take_any(options: Sequence[str]) -> None:
+    """A check by which an engine can have all options."""
+
+
+def client(
+    operators: ScriptedOperators,
+    *api_keys: str,
+    check_options: Callable[[Sequence[str]], None] = take_any,
+) -> TestClient:
     app = FastAPI()
     keys = [ApiKey("test", sha256(key.encode()).digest(), is_admin=True) for key in api_keys]
-    add_admin_routes(app, operators, ScriptedWatch(), check_options=lambda options: None)
+    add_admin_routes(app, operators, ScriptedWatch(), check_options=check_options)
     return TestClient(opened(app, keys))
 
 
@@ -141,6 +151,36 @@ def test_a_body_that_cannot_be_understood_is_a_bad_request(body: object, part_of
     assert answer.status_code == 400
     assert part_of_message in answer.json()["error"]["message"]
     assert operators.moves == []
+
+
+def need_seqs(options: Sequence[str]) -> None:
+    """A check by which an engine has one option."""
+    if options[:1] != ("--max-num-seqs",):
+        raise ConfigurationError("unrecognized arguments: " + " ".join(options))
+
+
+def restart(operators: ScriptedOperators, body: object) -> Any:
+    answers = client(operators, check_options=need_seqs)
+    return answers.post("/admin/restart", content=msgspec.json.encode(body), headers=JSON)
+
+
+def test_a_restart_with_options_that_cannot_work_is_a_bad_request_and_replaces_nothing():
+    operators = ScriptedOperators()
+    answer = restart(operators, {"options": ["--max-seqs", "8"]})
+    message = "unrecognized arguments: --max-seqs 8"
+    assert answer.status_code == 400
+    assert answer.json() == {
+        "error": {"message": message, "type": "BadRequestError", "param": None, "code": 400}
+    }
+    assert operators.orders == []
+
+
+@pytest.mark.parametrize("surge", [True, False])
+def test_a_restart_with_options_that_can_work_answers_with_its_generation(surge: bool):
+    operators = ScriptedOperators()
+    answer = restart(operators, {"options": ["--max-num-seqs", "8"], "surge": surge})
+    assert (answer.status_code, answer.json()) == (202, {"generation": 1})
+    assert operators.orders == [f"restart --max-num-seqs 8 surge={surge}"]
 
 
 ROUTES = ["migrate", "drain", "start", "restart"]
@@ -217,7 +257,7 @@ def test_with_an_api_key_every_route_asks_for_it(method: str, path: str, header:
 def test_the_key_of_a_client_does_not_open_the_routes():
     app = FastAPI()
     keys = [ApiKey("client", sha256(b"secret").digest())]
-    add_admin_routes(app, ScriptedOperators(), ScriptedWatch(), check_options=lambda options: None)
+    add_admin_routes(app, ScriptedOperators(), ScriptedWatch(), check_options=take_any)
     headers = {"Authorization": "Bearer secret"}
     answer = TestClient(opened(app, keys)).get("/admin/instances", headers=headers)
     assert answer.status_code == 401
