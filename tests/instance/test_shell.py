@@ -1,6 +1,8 @@
-"""An instance's driver: what its mailbox does not take."""
+"""An instance's driver: messages that its mailbox drops, and its lease."""
 
 import asyncio
+
+import pytest
 
 from sterna.config import LlumletConfig
 from sterna.engine.interface import EngineFacts
@@ -9,17 +11,23 @@ from sterna.messages.actors import (
     Emptied,
     FinalAck,
     FrontendMember,
+    Heartbeat,
+    HeartbeatAnswer,
     InstanceMember,
     Membership,
+    MigrationMessage,
     TokenBatch,
     TokenSpan,
     WireMessage,
 )
+from sterna.migration.messages import Abort, Reason
 from sterna.policy.presets import STERNA
-from sterna.types import FrontendId, InstanceId, RequestId
+from sterna.types import FrontendId, InstanceId, MigrationId, RequestId
 
-I0 = InstanceId("i0")
+I0, I1 = InstanceId("i0"), InstanceId("i1")
 F0 = FrontendId(0)
+HEARTBEAT = Heartbeat(I0, num_ended=3, is_busy=True)
+ABORT = Abort(MigrationId("i0-1"), Reason.REQUEST_FINISHED)
 
 
 class FullOutbox:
@@ -43,6 +51,25 @@ class FullOutbox:
 
     def close(self) -> None:
         """Nor is their end."""
+
+
+class Ended(Exception):
+    """The end of the process, in place of the real one."""
+
+
+class Lease:
+    """An instance's lease, and the times by which it was extended."""
+
+    def __init__(self, *, has_ended: bool) -> None:
+        self._has_ended = has_ended
+        self.asked_s: list[float] = []
+
+    def check(self) -> None:
+        if self._has_ended:
+            raise Ended
+
+    def on_answer(self, asked_s: float) -> None:
+        self.asked_s.append(asked_s)
 
 
 class IdleEngine:
@@ -74,3 +101,46 @@ def test_no_final_ack_is_waited_for_that_tells_of_dropped_tokens() -> None:
         return mailbox.sent
 
     assert asyncio.run(scenario())[-1] == Emptied(I0, 3)
+
+
+def test_an_instance_whose_lease_has_ended_sends_nothing_to_others() -> None:
+    """Its requests may go on elsewhere: a process that was stopped must not act before it ends."""
+
+    async def scenario() -> list[WireMessage]:
+        mailbox = FullOutbox()
+        under_test = shell.Instance(I0, LlumletConfig(policy=STERNA), mailbox)
+        await under_test.start(IdleEngine())
+        others = (InstanceMember(I1, "i1"),)
+        frontends = (FrontendMember(F0, "front end"),)
+        membership = Membership(3, others, frontends, None, supervisor="supervisor")
+        under_test.on_membership(membership)
+        num_sent = len(mailbox.sent)
+        under_test.hold(Lease(has_ended=True))
+        with pytest.raises(Ended):
+            under_test.on_outputs(F0, (TokenSpan(RequestId("r"), 0, 1, True),), [b"token"])
+        with pytest.raises(Ended):
+            under_test.send_to_supervisor(HEARTBEAT)
+        with pytest.raises(Ended):
+            under_test._send_to_peer(I1, MigrationMessage(I0, ABORT))
+        await under_test.close()
+        return mailbox.sent[num_sent:]
+
+    assert asyncio.run(scenario()) == []
+
+
+def test_the_answer_to_a_heartbeat_extends_the_lease_from_when_the_heartbeat_was_sent() -> None:
+    async def scenario() -> list[float]:
+        mailbox, lease = FullOutbox(), Lease(has_ended=False)
+        under_test = shell.Instance(I0, LlumletConfig(policy=STERNA), mailbox)
+        await under_test.start(IdleEngine())
+        under_test.hold(lease)
+        # The first one answers no heartbeat: a supervisor asks for one.
+        for asked_s in (None, 12.5):
+            mailbox.arriving.put_nowait(HeartbeatAnswer("supervisor", asked_s))
+        await mailbox.arriving.join()
+        under_test.send_to_supervisor(HEARTBEAT)
+        await under_test.close()
+        assert mailbox.sent[-1] == HEARTBEAT
+        return lease.asked_s
+
+    assert asyncio.run(scenario()) == [12.5]
