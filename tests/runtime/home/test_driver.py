@@ -1,10 +1,10 @@
-"""The driver while Ray's GCS is away, and what it keeps of Ray's ways."""
+"""The driver while Ray's GCS is away, its supervisors' successors, and its ways with Ray."""
 
 import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +14,8 @@ import ray
 
 from sterna.errors import SternaError
 from sterna.runtime.home import driver
-from sterna.runtime.home.driver import Driver
-from sterna.runtime.home.driver_messages import REPORTED_STATUS, UseRay
+from sterna.runtime.home.driver import Driver, SupervisorDiedError
+from sterna.runtime.home.driver_messages import REPORTED_STATUS, Changed, UseRay
 
 USE_RAY = UseRay("127.0.0.1:1", {}, "", is_resumed=True)
 
@@ -46,6 +46,99 @@ def test_a_driver_without_a_supervisor_in_reserve_goes_on(
         driving._keep_reserve(now_s)
     assert driving.num_refused == (3 if is_up else 0)
     assert driving._reserve is None
+
+
+class Successor:
+    """The handle of a supervisor, whose takeover is ready at once.
+
+    Args:
+        is_lost: whether it dies while it takes over.
+    """
+
+    def __init__(self, *, is_lost: bool = False) -> None:
+        self._is_lost = is_lost
+        self.has_ended = False
+        self.actor = SimpleNamespace(take_over=SimpleNamespace(remote=lambda *_: self.outcome))
+
+    def outcome(self) -> None:
+        if self._is_lost:
+            raise ray.exceptions.ActorDiedError
+
+    def why_halted(self) -> str | None:
+        return None
+
+    def end(self) -> None:
+        self.has_ended = True
+
+
+class DriverWith(Driver):
+    """A driver that begins these supervisors, one after the other."""
+
+    def __init__(self, *begun: Successor) -> None:
+        self.news: list[Changed] = []
+        super().__init__(
+            SimpleNamespace(is_urgent=False),  # type: ignore[arg-type]
+            SimpleNamespace(send=self.news.append),  # type: ignore[arg-type]
+        )
+        self._serve = SimpleNamespace(config=None, args=None, emulated=None)  # type: ignore[assignment]
+        self._to_begin = list(begun)
+
+    def _begin(self, *, is_successor: bool, is_reserve: bool = False) -> Any:
+        assert is_successor
+        assert not is_reserve
+        return self._to_begin.pop(0)
+
+
+Find = Callable[[Successor | None, Successor | None], None]
+
+
+@pytest.fixture
+def find(monkeypatch: pytest.MonkeyPatch) -> Find:
+    """Sets which supervisors another driver has left: the acting one, and the one in reserve."""
+
+    def find(acting: Successor | None, reserve: Successor | None) -> None:
+        monkeypatch.setattr(driver, "find_supervisors", lambda _: (acting, reserve))
+
+    monkeypatch.setattr(driver.ray, "wait", lambda calls, timeout: (calls, []))
+    monkeypatch.setattr(driver.ray, "get", lambda call: call())
+    return find
+
+
+def test_another_driver_goes_on_with_the_supervisors_that_are_there(find: Find) -> None:
+    acting, reserve = Successor(), Successor()
+    find(acting, reserve)
+    driving = DriverWith()
+    driving._find()
+    assert (driving._supervisor, driving._reserve) == (acting, reserve)
+    assert driving.news == []
+
+
+def test_without_an_acting_supervisor_the_one_in_reserve_takes_over(find: Find) -> None:
+    reserve = Successor()
+    find(None, reserve)
+    driving = DriverWith()
+    driving._find()
+    assert (driving._supervisor, driving._reserve) == (reserve, None)
+    assert driving.news == [Changed(is_ready=False)]
+
+
+def test_a_supervisor_in_reserve_that_dies_as_it_takes_over_has_a_successor(find: Find) -> None:
+    lost, other = Successor(is_lost=True), Successor()
+    find(None, lost)
+    driving = DriverWith(other)
+    driving._find()
+    assert lost.has_ended
+    assert driving._supervisor is other
+    assert driving.news == [Changed(is_ready=False)]
+
+
+def test_a_successor_that_was_begun_anew_and_dies_ends_the_server(find: Find) -> None:
+    """Whatever it died of, the next one would die of as well."""
+    find(None, None)
+    driving = DriverWith(Successor(is_lost=True), Successor())
+    with pytest.raises(SupervisorDiedError, match=r"^the supervisor died, and the server with it"):
+        driving._find()
+    assert driving.news == []
 
 
 class FewOrders:

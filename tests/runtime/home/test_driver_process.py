@@ -28,7 +28,7 @@ CONFIG = ClusterConfig(LlumletConfig(STERNA), TransportConfig(), FrontendConfig(
 NEWS = pickle.dumps(Changed(is_ready=True))
 
 DRIVER = f"""#!{sys.executable} -SE
-import os, sys
+import os, sys, time
 
 orders, news = map(int, sys.argv[-2:])
 os.write(news, {struct.pack("!i", len(NEWS)) + NEWS!r})
@@ -115,6 +115,42 @@ def test_a_driver_that_fails_before_it_has_served_ends_the_server(begin: Begin) 
     driver = begin("os._exit(1)")
     have_it_end(driver, has_served=False)
     assert driver.keep_up() == 1
+
+
+def test_a_driver_that_is_stopped_is_killed_and_replaced(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes no orders, and might go on later, beside its successor."""
+    monkeypatch.setattr(driver_process, "STOPPED_TIMEOUT_S", 1e-9)
+    driver = begin("time.sleep(1000)")
+    first = driver._process
+    assert driver.news(HANG_S)
+    driver.use_ray("127.0.0.1:1")
+    driver.serve(Serve(CONFIG, PackedArgs(b"", b""), None, 0.0))
+    assert driver.keep_up() is None
+    assert driver._process is first
+    first.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, first.pid, os.WSTOPPED | os.WNOWAIT)
+    for _ in range(2):
+        # It is seen stopped, and then that it has been for its time.
+        assert driver.keep_up() is None
+    assert first.returncode == -signal.SIGKILL
+    assert driver._process is not first
+    assert driver.news(HANG_S)
+
+
+def test_a_driver_that_does_not_end_in_time_after_an_urgent_order_is_killed(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the server ends with it. After another order requests may take their time."""
+    monkeypatch.setattr(driver_process, "CLOSE_TIMEOUT_S", 0.0)
+    driver = begin("time.sleep(1000)")
+    assert driver.news(HANG_S)
+    driver.stop(is_urgent=False)
+    assert driver.keep_up() is None
+    driver.stop(is_urgent=True)
+    assert driver.keep_up() == 1
+    assert driver._process.returncode == -signal.SIGKILL
 
 
 def forbid_processes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """How a run's Ray is started where the machine is busy."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Collection, Iterator
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from sterna.runtime.home import launch
-from sterna.runtime.home.launch import Stop, start_ray
+from sterna.runtime.home.launch import NUM_RAY_STARTS, RayStartError, Stop, start_ray
 
 SLEEPS = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
 
@@ -35,14 +36,19 @@ class Gcs:
 
 
 class BusyRay:
-    """A Ray whose first processes come up too slowly."""
+    """A Ray whose first processes come up too slowly.
+
+    Attributes:
+        num_slow: the number of starts that are too slow.
+    """
 
     def __init__(self) -> None:
+        self.num_slow = 1
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def init(self, **_: Any) -> None:
         self.processes.append(subprocess.Popen(SLEEPS))
-        if len(self.processes) == 1:
+        if len(self.processes) <= self.num_slow:
             raise ConnectionError("Ray's processes do not come up")
 
 
@@ -78,3 +84,28 @@ def test_what_was_begun_before_ray_is_spared_where_ray_is_begun_again(
     (spared,) = reaper.spared
     assert driver.pid in spared
     assert not spared & {each.pid for each in busy_ray.processes}
+
+
+@pytest.mark.parametrize(
+    ("is_stopping", "num_starts"),
+    [
+        pytest.param(False, NUM_RAY_STARTS, id="after some attempts"),
+        pytest.param(True, 1, id="at once where the run is to end"),
+    ],
+)
+def test_a_ray_that_does_not_start_is_an_error_with_its_reason(
+    busy_ray: BusyRay, is_stopping: bool, num_starts: int
+) -> None:
+    stop, reaper = Stop(), Reaper()
+    if is_stopping:
+        stop.on_signal(signal.SIGTERM)
+    busy_ray.num_slow = NUM_RAY_STARTS
+    with pytest.raises(RayStartError) as refused:
+        start_ray(stop, reaper, Gcs())  # type: ignore[arg-type]
+    assert str(refused.value) == (
+        "Ray does not start on this machine, which may be overloaded: "
+        "Ray's processes do not come up"
+    )
+    assert len(busy_ray.processes) == num_starts
+    # What the last attempt has left ends with the run.
+    assert len(reaper.spared) == num_starts - 1

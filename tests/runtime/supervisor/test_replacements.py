@@ -29,6 +29,9 @@ UP = HostedInstance("tcp://127.0.0.1:4711", "kv", PROCESS)
 ON_CPU = ClusterConfig(LlumletConfig(STERNA), TransportConfig(), FrontendConfig())
 ON_GPU = replace(ON_CPU, num_gpus_per_instance=1)
 RECOVERY_S = 0.05
+NUM_TURNS = 20
+"""More turns of the loop than a takeover needs to start an instance."""
+
 HANG_TIMEOUT_S = 30.0
 """No wait of a test takes so long unless something hangs."""
 
@@ -38,6 +41,7 @@ class Instances:
 
     def __init__(self, num_up: int) -> None:
         self.up = [InstanceId(f"i{number}") for number in range(num_up)]
+        self.hosted = dict.fromkeys(self.up, UP)
         self.ended_s = float("nan")
         self.starts: asyncio.Queue[InstanceId] = asyncio.Queue()
 
@@ -46,8 +50,7 @@ class Instances:
         fleet.begin(0.0)
         for each in self.up:
             fleet.on_started(each, 0.0)
-        hosted = dict.fromkeys(self.up, UP)
-        state = SupervisorState(fleet, {0: ()}, {}, 1, 1, b"ready", hosted)
+        state = SupervisorState(fleet, {0: ()}, {}, 1, 1, b"ready", self.hosted)
         membership = Membership(3, (), (), None, state=state.encode())
         found = FoundMembers(numbers={FRONTEND: [], SCHEDULER: []})
         for each in self.up:
@@ -68,6 +71,45 @@ class Instances:
         return FACTS
 
 
+class SilentInstances(Instances):
+    """Instances of which the last one does not answer a successor of its supervisor.
+
+    Args:
+        node: the node of the last one.
+    """
+
+    def __init__(self, num_up: int, node: str) -> None:
+        super().__init__(num_up)
+        process = ProcessIdentity(node, PROCESS.process_id, PROCESS.started_ticks)
+        self.hosted[self.up[-1]] = HostedInstance(UP.address, UP.kv_format, process)
+        self.may_end = asyncio.Event()
+
+    async def find_members(self) -> FoundMembers:
+        found = await super().find_members()
+        del found.instances[self.up[-1]]
+        return found
+
+    async def ended(self, actors: InstanceActors, instance_id: InstanceId) -> str:
+        if instance_id == self.up[-1]:
+            await self.may_end.wait()
+        return await super().ended(actors, instance_id)
+
+
+def successor_over(instances: Instances, monkeypatch: pytest.MonkeyPatch) -> Supervisor:
+    """The supervisor that takes these instances over."""
+    place = SimpleNamespace(give_back=lambda: asyncio.sleep(0))
+    places = dict.fromkeys(instances.up, place)
+    monkeypatch.setattr(watch, "own_node", lambda: "node")
+    monkeypatch.setattr(services, "is_gcs_up", lambda: False)
+    monkeypatch.setattr(instance_actors, "is_gcs_up", lambda: False)
+    monkeypatch.setattr(shell, "find_members", instances.find_members)
+    monkeypatch.setattr(shell, "find_places", lambda: places)
+    monkeypatch.setattr(InstanceActors, "ended", lambda *of: instances.ended(*of))
+    monkeypatch.setattr(InstanceActors, "start", lambda _, *of: instances.start(*of))
+    monkeypatch.setattr(InstanceActors, "close_all", lambda _: asyncio.sleep(0))
+    return Supervisor({}, "metrics", is_successor=True)
+
+
 @pytest.mark.parametrize(
     ("num_up", "config", "emulated", "delay_s"),
     [
@@ -85,9 +127,6 @@ def test_a_replacement_leaves_the_cores_to_the_streams_of_the_dead_instance_firs
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(shell, "RECOVERY_S", RECOVERY_S)
-    monkeypatch.setattr(watch, "own_node", lambda: "node")
-    monkeypatch.setattr(services, "is_gcs_up", lambda: False)
-    monkeypatch.setattr(instance_actors, "is_gcs_up", lambda: False)
     slept_s: list[float] = []
     sleep = asyncio.sleep
 
@@ -97,13 +136,7 @@ def test_a_replacement_leaves_the_cores_to_the_streams_of_the_dead_instance_firs
 
     async def scenario() -> None:
         instances = Instances(num_up)
-        places = dict.fromkeys(instances.up, SimpleNamespace())
-        monkeypatch.setattr(shell, "find_members", instances.find_members)
-        monkeypatch.setattr(shell, "find_places", lambda: places)
-        monkeypatch.setattr(InstanceActors, "ended", lambda *of: instances.ended(*of))
-        monkeypatch.setattr(InstanceActors, "start", lambda _, *of: instances.start(*of))
-        monkeypatch.setattr(InstanceActors, "close_all", lambda _: sleep(0))
-        successor = Supervisor({}, "metrics", is_successor=True)
+        successor = successor_over(instances, monkeypatch)
         async with asyncio.timeout(HANG_TIMEOUT_S):
             await successor.take_over(config, PackedArgs(b"args", b"args"), emulated)
             started = await instances.starts.get()
@@ -114,4 +147,28 @@ def test_a_replacement_leaves_the_cores_to_the_streams_of_the_dead_instance_firs
         assert slept_s.count(RECOVERY_S) == bool(delay_s)
 
     monkeypatch.setattr(asyncio, "sleep", noted)
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("node", "is_awaited"), [("node", False), ("another node", True)])
+def test_a_silent_instance_of_another_node_is_replaced_only_when_it_has_ended(
+    node: str, is_awaited: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may compute on until its lease ends. One of this node is killed at the takeover."""
+
+    async def scenario() -> None:
+        instances = SilentInstances(2, node)
+        successor = successor_over(instances, monkeypatch)
+        try:
+            await successor.take_over(ON_GPU, PackedArgs(b"args", b"args"), None)
+            for has_ended in (False, True):
+                if has_ended:
+                    instances.may_end.set()
+                for _ in range(NUM_TURNS):
+                    await asyncio.sleep(0)
+                assert instances.starts.qsize() == (has_ended or not is_awaited)
+            assert instances.starts.get_nowait() == "i2"
+        finally:
+            await successor.close()
+
     asyncio.run(scenario())

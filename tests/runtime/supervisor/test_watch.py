@@ -10,12 +10,14 @@ import pytest
 import ray
 
 from sterna.config import WatchConfig
-from sterna.runtime.processes.process import identity_of
+from sterna.runtime.processes.process import identity_of, state_of_process
 from sterna.runtime.supervisor import watch
 from sterna.runtime.supervisor.tasks import Tasks
 from sterna.runtime.supervisor.watch import NotStartedError, Watch, process_of
+from sterna.supervisor.core import HostedInstance
 from sterna.supervisor.failure_detector import ProcessIdentity, ProcessState
 from sterna.supervisor.lease import DRIFT, MARGIN_S
+from sterna.types import InstanceId
 from tests.clocks import SkippingLoop, run_skipping, stands
 
 LEASE_S = 20.0
@@ -78,15 +80,22 @@ class WatchOf(Watch):
 
 
 def ended_after(
-    monkeypatch: pytest.MonkeyPatch, *looks_s: float, is_within_reach: bool
+    monkeypatch: pytest.MonkeyPatch,
+    *looks_s: float,
+    is_within_reach: bool,
+    actor: LostInstance | None,
 ) -> list[bool]:
-    """Whether an instance counts as dead so long after Ray has said that it is."""
+    """Whether an instance counts as dead these times after it was lost.
+
+    Args:
+        actor: None if it did not answer a successor of its supervisor.
+    """
     monkeypatch.setattr(watch, "own_node", lambda: "this node")
 
     async def scenario(loop: SkippingLoop) -> list[bool]:
         tasks = Tasks()
         watching = WatchOf(NodeActor(is_within_reach=is_within_reach), tasks)
-        ended = asyncio.ensure_future(watching.until_ended("i1", LostInstance(), THERE))
+        ended = asyncio.ensure_future(watching.until_ended("i1", actor, THERE))
         found = []
         for look_s in looks_s:
             loop.skipped_s = look_s
@@ -100,19 +109,54 @@ def ended_after(
     return run_skipping(scenario, clock=stands)
 
 
-def test_an_instance_whose_node_ray_has_given_up_is_dead_when_its_lease_has_ended(
-    monkeypatch: pytest.MonkeyPatch,
+lost_or_silent = pytest.mark.parametrize(
+    "actor",
+    [
+        pytest.param(LostInstance(), id="Ray has given its node up"),
+        pytest.param(None, id="it does not answer a successor of its supervisor"),
+    ],
+)
+
+
+@lost_or_silent
+def test_an_instance_out_of_reach_is_dead_when_its_lease_has_ended(
+    monkeypatch: pytest.MonkeyPatch, actor: LostInstance | None
 ) -> None:
     """It may be cut off, and live: its requests would be computed in two places."""
     looks_s = (0.0, LEASE_S, CERTAIN_S - 0.1, CERTAIN_S + 0.1)
-    found = ended_after(monkeypatch, *looks_s, is_within_reach=False)
+    found = ended_after(monkeypatch, *looks_s, is_within_reach=False, actor=actor)
     assert found == [False, False, False, True]
 
 
+@lost_or_silent
 def test_an_instance_that_is_killed_on_its_node_is_dead_at_once(
+    monkeypatch: pytest.MonkeyPatch, actor: LostInstance | None
+) -> None:
+    assert ended_after(monkeypatch, 0.0, is_within_reach=True, actor=actor) == [True]
+
+
+def test_of_silent_instances_those_of_this_node_are_killed_and_the_others_are_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert ended_after(monkeypatch, 0.0, is_within_reach=True) == [True]
+    """A successor of their supervisor cannot reach them, and cannot kill what is elsewhere."""
+    monkeypatch.setattr(watch, "own_node", lambda: "this node")
+    silent = subprocess.Popen(["sleep", "1000"])
+    here = identity_of(silent.pid, "this node")
+    i0, i1 = (HostedInstance("address", "kv", process) for process in (here, THERE))
+
+    async def scenario() -> dict[InstanceId, HostedInstance]:
+        tasks = Tasks()
+        watching = WatchOf(NodeActor(is_within_reach=True), tasks)
+        left = await watching.end_here({InstanceId("i0"): i0, InstanceId("i1"): i1})
+        assert state_of_process(here) is ProcessState.GONE
+        tasks.cancel()
+        return left
+
+    try:
+        assert asyncio.run(scenario()) == {InstanceId("i1"): i1}
+    finally:
+        silent.kill()
+        silent.wait()
 
 
 def test_a_node_without_members_is_no_longer_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
