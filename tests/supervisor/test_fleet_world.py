@@ -20,6 +20,7 @@ class FleetUnderWeather(RuleBasedStateMachine):
         self.now_s = 0.0
         # All that were ever begun, also by a supervisor that died before it could tell of them.
         self.ids: set[InstanceId] = set()
+        self.were_serving: tuple[InstanceId, ...] = ()
         self.take(self.fleet.begin(0.0))
 
     def take(self, effects: list[FleetEffect]) -> None:
@@ -126,6 +127,14 @@ class FleetUnderWeather(RuleBasedStateMachine):
         for member in self.fleet.members.values():
             is_leaving = member.phase in (Phase.TERMINATING, Phase.CLOSING)
             assert (member.cause is not None) == is_leaving
+
+    @invariant()
+    def the_last_instance_that_takes_requests_is_not_emptied(self) -> None:
+        """Its requests would have nowhere to go; it may die, which no rule prevents."""
+        leaving = self.fleet.in_phase(Phase.TERMINATING, Phase.CLOSING)
+        serving = self.fleet.in_phase(Phase.SERVING)
+        assert serving or not set(self.were_serving) & set(leaving)
+        self.were_serving = serving
 
     def teardown(self) -> None:
         """With luck from here on, all comes to what is wanted, of the newest options."""
