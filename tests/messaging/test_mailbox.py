@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import resource
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -514,8 +515,12 @@ def test_more_than_a_thousand_peers_have_a_socket_each() -> None:
             one.send(other.address, a_message("last"))
             assert await other.receive() == (a_message("last"), [])
 
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
     raise_limit()
-    asyncio.run(test())
+    try:
+        asyncio.run(test())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_a_peer_that_leaves_before_there_is_a_socket_for_it_is_forgotten() -> None:

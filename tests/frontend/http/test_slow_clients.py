@@ -213,9 +213,10 @@ def test_an_answer_of_one_piece_is_not_cut_while_its_client_reads_steadily(
 def test_a_client_that_reads_in_drops_is_cut(
     protocol: type[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
+    logged = asyncio.Event()
+    noted = caplog.filtering(lambda record: logged.set() or True)
+
     async def test(loop: SkippingLoop) -> None:
-        logged = asyncio.Event()
-        caplog.handler.addFilter(lambda record: logged.set() or True)
         async with served(protocol, reader_s=1000.0, hang_s=SKIPPED_S) as (_, port):
             client = await dial(port, LARGE + b"\r\n")
             num_read = 0
@@ -227,7 +228,7 @@ def test_a_client_that_reads_in_drops_is_cut(
             assert num_read < READ_BYTES
             client.close()
 
-    with caplog.at_level(logging.WARNING, "sterna.frontend.http.slow_clients"):
+    with noted, caplog.at_level(logging.WARNING, "sterna.frontend.http.slow_clients"):
         run_skipping(test)
     assert "its client does not read the answer" in caplog.text
 
@@ -237,9 +238,10 @@ def test_a_client_that_reads_in_drops_is_cut(
 def test_an_answer_that_is_complete_but_not_read_is_cut_as_well(
     protocol: type[Any], path: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
+    logged = asyncio.Event()
+    noted = caplog.filtering(lambda record: logged.set() or True)
+
     async def test() -> None:
-        logged = asyncio.Event()
-        caplog.handler.addFilter(lambda record: logged.set() or True)
         async with served(protocol, reader_s=SHORT_S) as (_, port):
             line, _, header = path.partition(b"\r\n")
             request = b"GET " + line + b" HTTP/1.1\r\nHost: x\r\n" + header
@@ -247,7 +249,7 @@ def test_an_answer_that_is_complete_but_not_read_is_cut_as_well(
             await logged.wait()
             assert len(await until_cut(client)) < 400 * len(CHUNK)
 
-    with caplog.at_level(logging.WARNING, "sterna.frontend.http.slow_clients"):
+    with noted, caplog.at_level(logging.WARNING, "sterna.frontend.http.slow_clients"):
         asyncio.run(test())
 
 

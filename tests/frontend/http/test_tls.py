@@ -228,9 +228,10 @@ def test_nor_is_anybody_waited_for_who_does_not(
     run: Run,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    logged = asyncio.Event()
+    noted = caplog.filtering(lambda record: logged.set() or True)
+
     async def test() -> None:
-        logged = asyncio.Event()
-        caplog.handler.addFilter(lambda record: logged.set() or True)
         async with served(protocol, reader_s=SHORT_S, context=context) as (_, port):
             reader, writer = await dial_tls(port, trusting)
             writer.write(LARGE + header + b"\r\n")
@@ -239,6 +240,6 @@ def test_nor_is_anybody_waited_for_who_does_not(
                 assert len(await reader.read(LARGE_BYTES)) < LARGE_BYTES
             writer.close()
 
-    with caplog.at_level(logging.WARNING, "sterna.frontend.http.slow_clients"):
+    with noted, caplog.at_level(logging.WARNING, "sterna.frontend.http.slow_clients"):
         run(test())
     assert "its client does not read the answer" in caplog.text
