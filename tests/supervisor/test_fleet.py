@@ -545,3 +545,16 @@ def test_warm_ones_stay_warm_while_more_serve_than_are_wanted() -> None:
 def test_a_warm_one_that_dies_is_replaced() -> None:
     fleet = pool_of(up=1)
     assert fleet.on_gone(I1, 4.0) == [Announce(), Start(I2, 0)]
+
+
+def test_an_undone_drain_whose_instance_was_replaced_takes_the_place_of_a_warm_one() -> None:
+    """More instances serve than are wanted: they count for the warm pool."""
+    fleet = serving(2, max_instances=2)
+    fleet.on_pool(1, 2.0)
+    fleet.on_started(I2, 3.0)
+    fleet.on_terminate(I0, Cause.OPERATOR, 4.0)
+    fleet.on_add(1, 5.0)
+    fleet.on_started(I3, 6.0)
+    assert fleet.in_phase(Phase.SERVING, Phase.SPARE) == (I1, I2, I3)
+    assert closed(fleet.on_undo(I0, 7.0)) == [I3]
+    assert fleet.in_phase(Phase.SERVING) == (I0, I1, I2)

@@ -388,8 +388,9 @@ class Fleet:
         cancelled = self._pending()[::-1][: max(0, num_surplus)]
         for instance_id in cancelled:
             del self.members[instance_id]
-        # Those that are needed to serve have been promoted.
-        spares = self.in_phase(Phase.SPARE)[self.num_spares :]
+        # Those that are needed to serve have been promoted. Others that serve count for the pool.
+        num_more = max(0, len(self.in_phase(Phase.SERVING)) - self._target())
+        spares = self.in_phase(Phase.SPARE)[max(0, self.num_spares - num_more) :]
         for instance_id in spares:
             member = self.members[instance_id]
             member.phase, member.cause = Phase.CLOSING, Cause.SCALING
