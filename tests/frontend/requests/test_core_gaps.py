@@ -1,8 +1,10 @@
 """Tokens that were lost on their way, and such as contradict what the client has."""
 
-from sterna.frontend.requests.request_effects import Deliver, Fail, Failure
+from sterna.frontend.requests.attempts import MAX_GAPS
+from sterna.frontend.requests.request_effects import Deliver, Fail, Failure, SendAgain
 from sterna.messages.actors import OwnerReply, RequestsMoved
-from tests.frontend.front import ABORT, AGAIN, abort, again, output, started
+from sterna.types import RequestId
+from tests.frontend.front import ABORT, abort, again, output, started
 from tests.frontend.requests.ownership_news import I0, I1, R1
 
 
@@ -36,13 +38,27 @@ def test_a_gap_before_an_end_that_stays_open_is_gone_on_behind():
     assert under_test.core.on_time(11.0) == again(I1, 1, 10)
 
 
-def test_a_gap_that_comes_again_at_the_same_place_fails_the_request():
+def test_a_gap_that_comes_again_and_again_at_the_same_place_fails_the_request():
+    """An instance that does not know this front end yet keeps what it has for it."""
     under_test = started(I0)
-    under_test.tokens(I0, 1, 11)
-    under_test.core.on_time(11.0)
-    under_test.tokens(I0, 1, 11, of=AGAIN, now_s=20.0)
-    assert under_test.core.on_time(30.0) == [abort(I0, AGAIN), Fail(R1, Failure.TOKENS_LOST)]
+    attempt = R1
+    for number in range(1, MAX_GAPS + 1):
+        under_test.tokens(I0, 1, 11, of=attempt, now_s=20.0 * number)
+        assert SendAgain(R1, f"{R1}+{number}", 0) in under_test.core.on_time(20.0 * number + 11.0)
+        attempt = RequestId(f"{R1}+{number}")
+    under_test.tokens(I0, 1, 11, of=attempt, now_s=100.0)
+    assert under_test.core.on_time(111.0) == [abort(I0, attempt), Fail(R1, Failure.TOKENS_LOST)]
     assert under_test.core.num_delivered(R1) is None
+
+
+def test_a_gap_behind_further_tokens_counts_as_the_first():
+    under_test = started(I0)
+    for number in range(MAX_GAPS + 2):
+        attempt = RequestId(f"{R1}+{number}") if number else R1
+        under_test.tokens(I0, number, 10 + number, of=attempt, now_s=20.0 * number)
+        under_test.tokens(I0, number + 2, 99, of=attempt, now_s=20.0 * number)
+        again = SendAgain(R1, f"{R1}+{number + 1}", number + 1)
+        assert again in under_test.core.on_time(20.0 * number + 11.0)
 
 
 def test_where_nothing_is_continued_a_gap_fails_the_request_and_frees_it_where_it_is():

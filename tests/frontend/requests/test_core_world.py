@@ -5,7 +5,7 @@ came to it. A stream is right when each token was said behind exactly those that
 before: no token is missing, repeated or of another continuation. At the end, when all is told,
 every request has ended once, and no instance holds any. A request fails only by a death that
 found it before it had brought enough tokens since another one had, and alone; or because tokens of
-it were lost, and those of the attempt behind them, which had brought none.
+it were lost, and those of several attempts behind them, which had brought none.
 
 Everybody hears of every membership, in order, the front end maybe later than the instances. Nobody
 sends anything to an instance of which no membership has told.

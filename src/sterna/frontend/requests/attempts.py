@@ -35,6 +35,10 @@ from sterna.types import RequestId
 PROGRESS_TOKENS = 8
 """A request that has brought this number of tokens since a death is no longer a suspect."""
 
+MAX_GAPS = 3
+"""Attempts in place of those whose tokens were lost. An instance that has missed the membership
+with a new front end keeps tokens for it, and the next attempt may go there again."""
+
 ATTEMPT_MARK = "+"
 """Stands between a request's id and the number of a later attempt; the first one has no number."""
 
@@ -62,6 +66,7 @@ class _OpenRequest:
         num_at_death: number of tokens at the last death of an instance that had it, until it has
             brought enough more; None: it is no suspect.
         num_at_gap: number of tokens when some were lost; None: none were.
+        num_gaps: times that some were lost with this number of tokens.
     """
 
     ask: DispatchRequest
@@ -71,6 +76,7 @@ class _OpenRequest:
     num_attempts: int = 1
     num_at_death: int | None = None
     num_at_gap: int | None = None
+    num_gaps: int = 0
 
 
 class Attempts:
@@ -181,13 +187,15 @@ class Attempts:
         return again, guilty
 
     def on_gap(self, attempt_id: RequestId) -> Attempt | None:
-        """Tokens of this attempt were lost. Returns the next attempt; None if the last one after a
-        gap brought no tokens."""
+        """Tokens of this attempt were lost. Returns the next attempt; None if `MAX_GAPS` in a row
+        brought no tokens."""
         request = self._open_requests.get(self.request_of(attempt_id))
-        if request is None or request.num_at_gap == len(request.token_ids):
+        if request is None:
             return None
-        request.num_at_gap = len(request.token_ids)
-        return self._again(request)
+        num_tokens = len(request.token_ids)
+        request.num_gaps = request.num_gaps + 1 if request.num_at_gap == num_tokens else 1
+        request.num_at_gap = num_tokens
+        return self._again(request) if request.num_gaps <= MAX_GAPS else None
 
     def next_attempt(self, attempt_id: RequestId) -> Attempt:
         """Return the next attempt in place of this open one, whose result no longer counts."""
