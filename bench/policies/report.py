@@ -59,7 +59,9 @@ SHOWN = ("ttft_mean_s", "ttft_p99_s", "tpot_mean_s", "tpot_p99_s", "request_mean
 def markdown(rows: Sequence[Row], goals: Sequence[Mapping[str, object]]) -> str:
     """Goals, plots and all tables."""
     shown = [f"*{name}*: {text}" for name, text in _BOUNDS.items() if name in _policies(rows)]
-    references = f"References stand beside the policies. {'; '.join(shown)}."
+    references = (
+        f"References stand beside the policies, with {NUM_SEEDS} seeds. {'; '.join(shown)}."
+    )
     num_reached = sum(each["is_reached"] is True for each in goals)
     num_open = sum(each["is_reached"] is None for each in goals)
     title = f"{num_reached} of {len(goals)} goals are reached, {num_open} are not decided"
