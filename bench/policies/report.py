@@ -1,4 +1,4 @@
-"""Report of the comparison, a part of docs/policies.md. Pure, from rows alone."""
+"""Tables and goals of the comparison of policies, for docs/policies.md. Pure."""
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -242,8 +242,8 @@ _COLUMNS: Mapping[str, tuple[str, float]] = {
 
 
 def _absolute(rows: Sequence[Row], point: str) -> str:
+    """Means over the seeds that all have, of the policies that are no single parts."""
     rows = [row for row in rows if row["seed"] <= NUM_SEEDS]
-    """Means over the seeds, of the policies that are no single parts."""
     policies = [each for each in _policies(rows) if each not in (*ALONE, *WITHOUT, *MORE, *COSTS)]
     known = {
         column: name

@@ -1,4 +1,4 @@
-"""Mailboxes of a run exchange messages with each other alone; bytes of strangers end nothing."""
+"""Mailboxes on real sockets: messages of one run, and bytes of strangers, which end nothing."""
 
 import asyncio
 import contextlib

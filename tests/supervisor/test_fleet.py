@@ -1,4 +1,4 @@
-"""What the supervisor has done about its instances."""
+"""Fleet: the effects of each event on the instances, by example."""
 
 import msgspec
 import pytest

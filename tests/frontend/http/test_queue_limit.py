@@ -1,4 +1,4 @@
-"""How many requests may wait, and what is said to those that may not."""
+"""Queue limit: the number of requests that may wait, and the refusal of others."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""When the driver is replaced, and when its end is that of the server."""
+"""Driver process: its replacement, and the ends that are those of the server."""
 
 import errno
 import os

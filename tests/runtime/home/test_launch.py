@@ -1,4 +1,4 @@
-"""How a run's Ray is started where the machine is busy."""
+"""Start of a run's Ray, also where the machine is busy."""
 
 import os
 import signal
