@@ -24,7 +24,7 @@ from bench.common.command import end_like_ctrl_c, ended
 from bench.common.pages import goal_list
 from bench.common.tables import Row
 from bench.paced import report
-from bench.paced.cases import CASES, POLICIES, Case, tiny_model
+from bench.paced.cases import CASES, POLICIES, TUNED, Case, tiny_model
 from bench.paced.plot import draw
 from bench.paced.runs import PACED, SIMULATED, job_of, paced_row, simulated_row
 from bench.serving.comparing import add_round_options, in_turn, results_folder, rows_in_rounds
@@ -74,7 +74,7 @@ def _measure(options: argparse.Namespace, rows: list[Row], folder: Path) -> None
         (case, policy, seed, case.write_hardware(logs))
         for seed in range(1, options.rounds + 1)
         for case in cases
-        for policy in in_turn(options.policies, seed)
+        for policy in in_turn(options.policies or list(case.policies), seed)
     ]
     # The predictions come last: they keep a core busy.
     for case, policy, seed, hardware in runs:
@@ -127,7 +127,7 @@ def _check_origin(cases: Sequence[Case], rows: Sequence[Row], machine: str) -> N
 
 def _write(options: argparse.Namespace, rows: list[Row], folder: Path) -> None:
     config = {"rounds": options.rounds}
-    order = {name: place for place, name in enumerate(POLICIES)}
+    order = {name: place for place, name in enumerate((*POLICIES, *TUNED))}
     rows.sort(key=lambda row: (list(CASES).index(row["point"]), order.get(row["policy"], 99)))
     results_io.write(NAME, config, rows, folder)
 
@@ -157,9 +157,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--policies",
         nargs="+",
-        default=list(POLICIES),
         metavar="NAME",
-        help=f"default: {' '.join(POLICIES)}",
+        help=f"default: {' '.join(POLICIES)}; of sessions also {' '.join(TUNED)}",
     )
     add_round_options(parser, quick="two instances and few requests, as a check")
     return parser

@@ -20,6 +20,10 @@ from sterna.engine.emulated.profiles import Profile, profile
 POLICIES = ("sterna", "llumnix", "infaas++", "round-robin", "llm-d", "dynamo-tuned")
 """Those that are compared, in the order of the table."""
 
+TUNED = ("llm-d-tuned", "sglang-tuned")
+"""Rules with the parameters of a search, compared where prompts begin alike: the defaults are for
+larger engines and longer prompts."""
+
 COPY_TIME = CopyTime(block_s=5e-5, stage_s=1e-2)
 """Of the tiny model's blocks through shared memory, in the simulation: assumed, not measured."""
 
@@ -37,6 +41,7 @@ class Case:
         rate: of the hardware without `speed`, in requests or sessions a second.
         requests: their number.
         max_total_tokens: longer requests are left out, or drawn again.
+        policies: those that are compared.
     """
 
     name: str
@@ -47,6 +52,7 @@ class Case:
     rate: float
     requests: int
     max_total_tokens: int
+    policies: tuple[str, ...] = POLICIES
 
     @property
     def description(self) -> str:
@@ -174,7 +180,10 @@ CASES: Mapping[str, Case] = {
         Case("ShareGPT, 4 instances", _A10, 2.0, 4, ("--trace", "ShareGPT"), 2.3, 460, 6_144),
         Case("BurstGPT, 4 instances", _A10, 2.0, 4, ("--trace", "BurstGPT"), 2.55, 510, 6_144),
         Case("ShareGPT, 8 instances", _A10, 1.0, 8, ("--trace", "ShareGPT"), 4.9, 460, 6_144),
-        Case("sessions, 4 instances", _RTX4090, 1.0, 4, _SESSIONS, 0.6, 800, 16_384),
+        Case(
+            *("sessions, 4 instances", _RTX4090, 1.0, 4, _SESSIONS, 0.6, 800, 16_384),
+            policies=(*POLICIES, *TUNED),
+        ),
         Case("reasoning, 4 instances", _A10, 2.0, 4, _REASONING, 1.8, 250, 4_096),
     )
 }

@@ -100,6 +100,8 @@ def _row(
         ready_s = stages.elapsed_s()
         _first_token(url)
         first_token_s = stages.elapsed_s()
+        # Before the server's processes end: what they have used then counts as that of others.
+        foreign_cores = round(others.cores(), 2)
     notes.say(f"ready after {ready_s:.1f} s, first token after {first_token_s:.1f} s")
     return {
         "mode": mode,
@@ -107,7 +109,7 @@ def _row(
         **{f"{name}_s": rounded(stages.ends_s.get(name)) for name in SIGNS[side]},
         "ready_s": rounded(ready_s),
         "first_token_s": rounded(first_token_s),
-        "foreign_cores": round(others.cores(), 2),
+        "foreign_cores": foreign_cores,
     }
 
 

@@ -22,10 +22,12 @@ from sterna.policy.presets import (
     DYNAMO,
     DYNAMO_TUNED,
     LLM_D,
+    LLM_D_TUNED,
     POLICIES,
     PRODUCTION_STACK,
     ROUND_ROBIN,
     SGLANG,
+    SGLANG_TUNED,
     STERNA,
 )
 from sterna.policy.virtual_usage import Candidate, NewRequest
@@ -280,11 +282,11 @@ def test_a_request_with_a_headroom_goes_to_the_least_load_whatever_is_cached() -
 
 
 def test_the_presets_have_their_systems_rules() -> None:
-    theirs = (LLM_D, DYNAMO, DYNAMO_TUNED, SGLANG, PRODUCTION_STACK)
+    theirs = (LLM_D, LLM_D_TUNED, DYNAMO, DYNAMO_TUNED, SGLANG, SGLANG_TUNED, PRODUCTION_STACK)
     assert (*theirs, STERNA) == BY_PREFIX
     assert [type(each.dispatch) for each in theirs] == [
-        *(LlmD, Dynamo, Dynamo),
-        *(Sglang, ProductionStack),
+        *(LlmD, LlmD, Dynamo, Dynamo),
+        *(Sglang, Sglang, ProductionStack),
     ]
     assert not any(each.migrates for each in theirs)
 

@@ -49,16 +49,26 @@ VLLM_DP = replace(ROUND_ROBIN, name="vllm-dp", dispatch=DispatchRule.VLLM_DP)
 LLM_D = replace(ROUND_ROBIN, name="llm-d", dispatch=LlmD())
 """Sends requests where most of their prompt is cached until these instances are saturated."""
 
+LLM_D_TUNED = replace(
+    LLM_D, name="llm-d-tuned", dispatch=LlmD(min_share=0.5, saturation_tokens=2_000.0)
+)
+"""The same rule with the parameters that `sterna reproduce policies --search` chose for it."""
+
 DYNAMO = replace(ROUND_ROBIN, name="dynamo", dispatch=Dynamo())
 """Weighs what is to be computed against the memory in use, as NVIDIA's router does."""
 
 DYNAMO_TUNED = replace(
     DYNAMO, name="dynamo-tuned", dispatch=Dynamo(prefill_scale=16.0, request_tokens=32_000.0)
 )
-"""The same rule with the parameters that `sterna reproduce policies --search` chose for it."""
+"""The same rule with the parameters that the search chose for it."""
 
 SGLANG = replace(ROUND_ROBIN, name="sglang", dispatch=Sglang())
 """Goes by prefix caches until the numbers of requests differ."""
+
+SGLANG_TUNED = replace(
+    SGLANG, name="sglang-tuned", dispatch=Sglang(min_share=0.7, max_difference=8)
+)
+"""The same rule with the parameters that the search chose for it."""
 
 PRODUCTION_STACK = replace(ROUND_ROBIN, name="production-stack", dispatch=ProductionStack())
 """Weighs the cached share of a prompt against the number of requests."""
@@ -92,9 +102,11 @@ POLICIES = (
     SESSION_HASH,
     VLLM_DP,
     LLM_D,
+    LLM_D_TUNED,
     DYNAMO,
     DYNAMO_TUNED,
     SGLANG,
+    SGLANG_TUNED,
     PRODUCTION_STACK,
     STERNA,
 )

@@ -27,9 +27,11 @@ DESCRIPTIONS = {
     "session-hash": "every session to one instance",
     "vllm-dp": "vLLM's --data-parallel-size: fewest requests",
     "llm-d": "llm-d's: to the prefix cache, until it is saturated",
+    "llm-d-tuned": "the same, with parameters that a search has chosen",
     "dynamo": "Dynamo's: tokens to compute and memory in use",
     "dynamo-tuned": "the same, with parameters that a search has chosen",
     "sglang": "SGLang's: to the prefix cache, unless loads differ",
+    "sglang-tuned": "the same, with parameters that a search has chosen",
     "production-stack": "vLLM production stack's: cached share less relative load",
     "sterna": "Sterna's own: late binding, first token soonest, migration",
 }

@@ -300,6 +300,8 @@ def start_ray(stop: Stop, reaper: Reaper, gcs: Gcs, host: str | None = None) -> 
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # A worker that becomes a fork waits for the fork server's imports.
     os.environ.setdefault("RAY_worker_register_timeout_seconds", "300")
+    # With this Ray looks for new files of actors' output twice a second, and not ten times.
+    os.environ.setdefault("RAY_LOG_MONITOR_MANY_FILES_THRESHOLD", "0")
     for option, value in NODE_HEALTH.items():
         os.environ.setdefault(option, value)
     # The driver and the fork server, which were started before, do not depend on this attempt.
