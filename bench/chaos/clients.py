@@ -20,6 +20,11 @@ from bench.serving.prompts import PROMPT_TOKEN_IDS
 from bench.serving.target import Target, refusal
 
 PROMPT_TOKENS = 24
+
+SHARED_TOKENS = 160
+"""Tokens with which the prompts of every other turn of all kinds begin: five blocks of the prefix
+caches, so that some requests are dispatched by what is cached."""
+
 STREAM_TIMEOUT_S = 120.0
 """A stream without data for this time has failed."""
 COME_BACK_S = 0.1
@@ -59,12 +64,15 @@ def questions(
 ) -> list[Question]:
     """`count` questions, of all kinds in turn, numbered from `first` on."""
     found = []
+    shared = np.random.default_rng(seed).integers(*PROMPT_TOKEN_IDS, SHARED_TOKENS).tolist()
     for number in range(first, first + count):
         kind = kinds[number % len(kinds)]
         draws = np.random.default_rng([seed, number])
+        own = draws.integers(*PROMPT_TOKEN_IDS, PROMPT_TOKENS).tolist()
+        begins_alike = number // len(kinds) % 2 == 0
         body = {
             "model": model,
-            "prompt": draws.integers(*PROMPT_TOKEN_IDS, PROMPT_TOKENS).tolist(),
+            "prompt": [*(shared if begins_alike else ()), *own],
             "max_tokens": max_tokens,
             "seed": number,
             "stream": True,

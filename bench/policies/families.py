@@ -57,6 +57,8 @@ def _serving_options() -> tuple[str, ...]:
     )
 
 
+OVERLOADED = "1.5 times the sustainable rate"
+
 _CHOOSING = ("M-M", "L-L", "ShareGPT", "S-L")
 """Traces of the paper on which parameters were chosen."""
 
@@ -108,7 +110,7 @@ def _clusters() -> Family:
             point(
                 "a tenth of high priority", 7.6, 10_000, "--high-fraction", "0.1", has_parts=True
             ),
-            point("1.5 times the sustainable rate", 11.7, 5_000, has_parts=True),
+            point(OVERLOADED, 11.7, 5_000, has_parts=True),
             *scaling,
         ),
     )

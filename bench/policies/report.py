@@ -25,6 +25,7 @@ from bench.policies.families import (
     FAMILIES,
     NUM_DECIDING_SEEDS,
     NUM_SEEDS,
+    OVERLOADED,
     PREFIXES,
     REASONING_RATE,
     REASONING_RATES,
@@ -332,7 +333,17 @@ def _cluster_goals(rows: Sequence[Row]) -> list[Goal]:
                 bound,
             )
         found += _third_goals(rows, point.name)
-    return found + _scaling_goals(rows)
+    return [*found, *_collapse_goals(rows), *_scaling_goals(rows)]
+
+
+def _collapse_goals(rows: Sequence[Row]) -> list[Goal]:
+    """Beyond the sustainable rate all policies work off what has come, without a collapse."""
+    # The other way round: of more tokens a second the factor is the policy's over the other's.
+    tokens = factor(rows, "output_tokens_per_s", LLUMNIX, STERNA, [OVERLOADED])
+    if tokens is None:
+        return []
+    name = f"{OVERLOADED}: output tokens a second against Llumnix's"
+    return [Goal(name, "at least 0.98", f"{tokens} times as many", tokens.at_least(0.98))]
 
 
 def _third_goals(rows: Sequence[Row], point: str) -> list[Goal]:

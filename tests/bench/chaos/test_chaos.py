@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.chaos.__main__ import main
-from bench.chaos.clients import Answer, Differences, Question, differences, questions
+from bench.chaos.clients import SHARED_TOKENS, Answer, Differences, Question, differences, questions
 from bench.chaos.faults import MARKS, Fault, Processes, cut, kill, stopped
 from bench.chaos.goals import goals_of
 from bench.chaos.report import BESIDE, MOVED, Move, broken_promises, markdown, rows_of, summary_of
@@ -196,6 +196,14 @@ def test_questions_are_of_all_kinds_in_turn_and_the_same_each_time() -> None:
     assert [each.kind for each in asked] == ["greedy", "seeded"] * 2
     assert asked == questions("terns", 4, 10, 1, ["greedy", "seeded"])
     assert len({str(each.body["prompt"]) for each in asked}) == 4
+
+
+def test_half_of_the_questions_of_each_kind_begin_alike() -> None:
+    asked = questions("terns", 8, 10, 1, ["greedy", "seeded"])
+    shared, other = ([each for each in asked if each.number // 2 % 2 == odd] for odd in (0, 1))
+    assert len({tuple(each.body["prompt"][:SHARED_TOKENS]) for each in shared}) == 1
+    assert {each.kind for each in shared} == {each.kind for each in other} == {"greedy", "seeded"}
+    assert len({each.body["prompt"][0] for each in other}) > 1
 
 
 # -------------------------------------------------------------------------- faults on processes
