@@ -38,7 +38,8 @@ class Check:
     """A short run of a benchmark.
 
     Attributes:
-        file: of its results.
+        file: of its results; that with the end `_cuda` on a machine with a CUDA device, where the
+            benchmark writes this one.
         command: the module and its options, without the folder of results.
     """
 
