@@ -30,6 +30,7 @@ from fault_simulation.virtual.settings import (
     PREFIX_WAITS_SHARE,
     RESERVES_AFTER_S,
     SESSION_COPIES_SHARE,
+    SLOW_AGEING_TOKENS_PER_S,
 )
 from sterna.config import PolicyConfig
 from sterna.engine.emulated.config import EmulatedEngineConfig
@@ -190,8 +191,17 @@ def policy_of(seed: int, kind: EngineKind) -> PolicyConfig:
             growth_steps=GROWTH_STEPS,
             reserves_after_s=RESERVES_AFTER_S,
         )
-        waits = Random(f"waits for prefixes of {seed}").random() < PREFIX_WAITS_SHARE
-        policy = replace(policy, awaits_prefix=waits, holds_by_uncached=waits)
+        if Random(f"waits for prefixes of {seed}").random() < PREFIX_WAITS_SHARE:
+            dispatch = policy.dispatch
+            if kind.has_prefix_cache and not policy.looks_at_prefixes:
+                dispatch = BY_PREFIX.dispatch
+            policy = replace(
+                policy,
+                dispatch=dispatch,
+                ageing_tokens_per_s=SLOW_AGEING_TOKENS_PER_S,
+                awaits_prefix=True,
+                holds_by_uncached=True,
+            )
         if Random(f"line of {seed}").random() < LONG_LINE_SHARE:
             policy = replace(policy, crowded_share=CROWDED_SHARE)
     if rng.random() < BALANCE_SHARE:

@@ -98,6 +98,7 @@ from fault_simulation.planted.prefixes import (
 )
 from fault_simulation.planted.waits import (
     AwaitsGivenUpCopies,
+    AwaitsPrefixesForEver,
     ExpectsAWaitBehindEachCopy,
     LooksOnlyAtNewOnes,
 )
@@ -219,6 +220,10 @@ MISTAKES = (
     Mistake(
         "the scheduler looks at what it holds when another request comes",
         Cores(scheduler=LooksOnlyAtNewOnes),
+    ),
+    Mistake(
+        "a request that waits for its prefix is never back in line",
+        Cores(scheduler=AwaitsPrefixesForEver),
     ),
     Mistake(
         "a request waits for a copy of its prefix that was given up",

@@ -9,7 +9,7 @@ from typing import Any
 from sterna.scheduler.core import SchedulerCore
 from sterna.scheduler.global_scheduler import Effect, GlobalScheduler
 from sterna.scheduler.held_requests import HeldRequests
-from sterna.types import InstanceLoad, RequestId
+from sterna.types import InstanceId, InstanceLoad, RequestId
 
 FOR_EVER_S = 1e6
 
@@ -47,6 +47,16 @@ class _ExpectsAWaitBehindEachCopy(GlobalScheduler):
         return super().on_prefix_done(awaited.request.request_id, now_s, is_copied=is_copied)
 
 
+class _NeverBackInLine(HeldRequests):
+    def await_prefix(
+        self, request_id: RequestId, instances: Iterable[InstanceId], until_s: float
+    ) -> None:
+        super().await_prefix(request_id, instances, until_s + FOR_EVER_S)
+
+    def end_waits_for(self, instance_id: InstanceId, room_tokens: float) -> None:
+        pass
+
+
 class _WithOtherRules(SchedulerCore):
     rules: type[GlobalScheduler]
 
@@ -59,6 +69,14 @@ class LooksOnlyAtNewOnes(_WithOtherRules):
     """Looks at what it holds when another request comes, and not when memory becomes free."""
 
     rules = _LooksAtNewOnes
+
+
+class AwaitsPrefixesForEver(SchedulerCore):
+    """Never puts a request that waits for its prefix back in line."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._core._held.__class__ = _NeverBackInLine
 
 
 class AwaitsGivenUpCopies(_WithOtherRules):

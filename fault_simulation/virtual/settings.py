@@ -91,6 +91,10 @@ CROWDED_SHARE = 0.2
 PREFIX_WAITS_SHARE = 0.5
 """Of the same: those in which requests also wait for instances that have their prefixes."""
 
+SLOW_AGEING_TOKENS_PER_S = 8.0
+"""The ageing of these, so that a request waits for a beginning that it has in common for up to two
+seconds."""
+
 BALANCE_SHARE = 0.3
 """Of all seeds: those in which requests also move while memory is plenty."""
 
