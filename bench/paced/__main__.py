@@ -26,7 +26,7 @@ from bench.common.tables import Row
 from bench.paced import report
 from bench.paced.cases import CASES, POLICIES, TUNED, Case, tiny_model
 from bench.paced.plot import draw
-from bench.paced.runs import PACED, SIMULATED, job_of, paced_row, simulated_row
+from bench.paced.runs import PACED, job_of, paced_row, simulated_row
 from bench.serving.comparing import add_round_options, in_turn, results_folder, rows_in_rounds
 from bench.serving.measured import LOGS, Notes
 from sterna.errors import ConfigurationError
@@ -69,14 +69,13 @@ def _measure(options: argparse.Namespace, rows: list[Row], folder: Path) -> None
     logs = LOGS / NAME
     logs.mkdir(parents=True, exist_ok=True)
     model = tiny_model(logs / "model")
-    known = {(row["point"], row["policy"], row["seed"], row["kind"]) for row in rows}
+    known = {_place(row) for row in rows}
     runs = [
         (case, policy, seed, case.write_hardware(logs))
         for seed in range(1, options.rounds + 1)
         for case in cases
         for policy in in_turn(options.policies or list(case.policies), seed)
     ]
-    # The predictions come last: they keep a core busy.
     for case, policy, seed, hardware in runs:
         if (case.name, policy, seed, PACED) in known:
             continue
@@ -90,11 +89,17 @@ def _measure(options: argparse.Namespace, rows: list[Row], folder: Path) -> None
         )
         rows.append({**row, "commit": results_io.measured_commit(), "machine": machine})
         _write(options, rows, folder)
+    # The predictions come last, since they keep a core busy, and are all made anew.
     for case, policy, seed, hardware in runs:
-        if (case.name, policy, seed, SIMULATED) not in known:
-            notes.say(f"simulated, round {seed} of {options.rounds}: {case.name}, {policy}")
-            rows.append(simulated_row(case, job_of(case, hardware, policy, seed)))
-            _write(options, rows, folder)
+        notes.say(f"simulated, round {seed} of {options.rounds}: {case.name}, {policy}")
+        predicted = simulated_row(case, job_of(case, hardware, policy, seed))
+        rows[:] = [*(row for row in rows if _place(row) != _place(predicted)), predicted]
+        _write(options, rows, folder)
+
+
+def _place(row: Row) -> tuple[object, ...]:
+    """What only one row has."""
+    return row["point"], row["policy"], row["seed"], row["kind"]
 
 
 def _others(cases: Sequence[Case], folder: Path) -> list[Row]:

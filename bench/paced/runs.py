@@ -41,7 +41,14 @@ def job_of(case: Case, hardware: Path, policy: str, seed: int) -> Job:
 def simulated_row(case: Case, job: Job) -> Row:
     """What the simulator predicts."""
     done = run(job)
-    return {**_labels(case, job, SIMULATED), **_metrics(done.summary())}
+    cached_tokens, input_tokens = done.records.cached_tokens, done.records.input_tokens
+    return {
+        **_labels(case, job, SIMULATED),
+        **_metrics(done.summary()),
+        "prefix_hits": None
+        if cached_tokens is None
+        else rounded(float(cached_tokens.sum() / input_tokens.sum())),
+    }
 
 
 def paced_row(case: Case, job: Job, model: Path, hardware: Path, log: Path, notes: Notes) -> Row:
