@@ -141,7 +141,8 @@ class InstanceView:
         shared_tokens: the excess in the sum of the requests' physical usages, which counts a block
             that requests share through the prefix cache once for each of them; in tokens.
         is_terminating: the instance is being emptied; its freeness is minus infinity.
-        num_slots: requests that its batch may have; None: any number.
+        num_slots: requests that its batch may have, without those of which it holds the places for
+            incoming migrations; None: any number.
         num_prefix_tokens: tokens of requests that were looked up in the prefix cache since the
             engine's start; 0 where they are not counted.
         num_prefix_hits: those of them that were in it.
@@ -195,7 +196,8 @@ class InstanceLoad(msgspec.Struct, frozen=True):
             or are being prefilled (`RequestView.uncomputed_tokens`).
         uncomputed_pairs: pairs of tokens that attend to each other in the same computations, which
             take the more time, the longer the prompts are (`pairs_of`).
-        num_slots: requests that its batch may have; None: any number.
+        num_slots: requests that its batch may have, without those of which it holds the places for
+            incoming migrations; None: any number.
         coming_tokens: memory that its requests are expected to use in some decode steps, those that
             have ended by then not among them; 0 unless the policy goes by it
             (`PolicyConfig.balance_horizon_steps`).

@@ -278,6 +278,21 @@ def test_a_drained_request_keeps_its_slot_and_its_memory_from_the_room(vllm_core
     end(core)
 
 
+def test_a_slot_that_an_arriving_request_has_reserved_is_not_in_the_room(vllm_core: Any) -> None:
+    """By hand: of two slots one request has one, and another one is on its way to the other."""
+    core = with_scheduler(vllm_core, max_num_seqs=2)
+    add(core, "runs", (100, 40), output_tokens=20)
+    step(core)
+    assert has_room(core, BLOCK_SIZE)
+    core.scheduler.reserve(M, (range(1),), needs_slot=True)
+    assert room_of(core).most_tokens == 0
+    add(core, "next", (101, BLOCK_SIZE))
+    assert not runs_after_a_step(core, "next")
+    core.scheduler.free_reservation(M)
+    assert runs_after_a_step(core, "next")
+    end(core)
+
+
 @pytest.mark.parametrize(("watermark", "expected"), [(0.0, 15), (0.1, 13)])
 def test_memory_that_is_reserved_for_an_arriving_request_is_not_in_the_room(
     vllm_core: Any, watermark: float, expected: int

@@ -418,7 +418,7 @@ class FastEngines:
             prefill_tokens,
             uncomputed_tokens,
             uncomputed_pairs,
-            self._config.engine.max_num_seqs,
+            self._config.engine.max_num_seqs - self._columns.num_held_slots[row],
         )
 
     def view(self, row: int, now_s: float) -> InstanceView:
@@ -445,7 +445,7 @@ class FastEngines:
             num_preemptions=columns.num_preemptions[row],
             is_terminating=engine.is_terminating,
             shared_tokens=(columns.used_blocks[row] - num_used_blocks) * self._block_size,
-            num_slots=self._config.engine.max_num_seqs,
+            num_slots=self._config.engine.max_num_seqs - columns.num_held_slots[row],
             num_ended=tuple(self._tables.counts[row, -NUM_LENGTHS:].tolist()),
         )
 

@@ -233,9 +233,11 @@ def test_a_slot_is_reserved_once_and_held() -> None:
     assert core.reserve("m", 2, needs_slot=False) is None
     assert core.reserve("n", 1, needs_slot=True) is Reason.NO_SLOT
     assert core.num_reserved_blocks == 2
+    assert core.view(InstanceId("i0")).num_slots == 1
     add(core, request("b", arrival_s=1.0))
     assert step(core).scheduled == (("a", 1),)
     core.free_reservation("m")
+    assert core.view(InstanceId("i0")).num_slots == 2
     assert step(core).admitted == ("b",)
 
 

@@ -166,7 +166,7 @@ class EmulatedCore:
             num_preemptions=self._num_preemptions,
             is_terminating=is_terminating,
             shared_tokens=self._num_shared_blocks * self._config.block_size,
-            num_slots=self._config.max_num_seqs,
+            num_slots=self._config.max_num_seqs - self._num_reserved_slots(),
             num_prefix_tokens=self._num_prefix_tokens,
             num_prefix_hits=self._num_prefix_hits,
             num_ended=self._ended.counts,
@@ -645,9 +645,11 @@ class EmulatedCore:
         self._num_free_blocks += reservation.num_blocks
 
     def _has_slot(self) -> bool:
-        num_held = len(self._drained_running())
-        num_held += sum(each.has_slot for each in self._reservations.values())
+        num_held = len(self._drained_running()) + self._num_reserved_slots()
         return len(self._running) + num_held < self._config.max_num_seqs
+
+    def _num_reserved_slots(self) -> int:
+        return sum(each.has_slot for each in self._reservations.values())
 
 
 def _arrival_key(request: EmulatedRequest) -> tuple[int, float]:

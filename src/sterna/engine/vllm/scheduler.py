@@ -207,7 +207,7 @@ class MigratingScheduler(Scheduler):
             shared_tokens=max(0, counted_tokens - used_blocks * block_tokens),
             num_preemptions=self.num_preemptions,
             is_terminating=is_terminating,
-            num_slots=self._admission_limit,
+            num_slots=self._admission_limit - self._num_reserved_slots(),
             num_prefix_tokens=self.num_prefix_tokens,
             num_prefix_hits=self.num_prefix_hits,
             draft_counts=self.draft_counts,
@@ -592,8 +592,10 @@ class MigratingScheduler(Scheduler):
         )
 
     def _num_held_slots(self) -> int:
-        num_reserved = sum(r.has_slot for r in self._reservations.values())
-        return num_reserved + len(self._drained_running())
+        return self._num_reserved_slots() + len(self._drained_running())
+
+    def _num_reserved_slots(self) -> int:
+        return sum(each.has_slot for each in self._reservations.values())
 
     def _held_adapters(self) -> set[int]:
         reservations = self._reservations.values()

@@ -103,7 +103,7 @@ def has_room(tables: Tables, r: int, num_blocks: int, growth_steps: float) -> bo
     they may need further in as many steps, and a place in the batch."""
     row, rule = tables.rows[r], tables.settings[0]
     num_requests = row.num_running + row.num_drained + row.num_queuing
-    if num_requests >= rule.max_num_seqs:
+    if num_requests + row.num_held_slots >= rule.max_num_seqs:
         return False
     spare_blocks = max(rule.watermark_blocks, rule.min_free_blocks)
     room_blocks = row.free_blocks - spare_blocks - row.queued_blocks - num_blocks
