@@ -1,9 +1,11 @@
 """Tables and goals of the comparison of policies, for docs/policies.md. Pure."""
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean
 
-from bench.common.comparison import Estimate, best, estimate, factor, mean
+from bench.common.comparison import Estimate, best, estimate, factor, half_width, mean
 from bench.common.pages import Goal, goal_list
 from bench.common.tables import Row, folded, markdown_table, number
 from bench.policies.contenders import (
@@ -259,7 +261,23 @@ def _absolute(rows: Sequence[Row], point: str) -> str:
             for value in [mean(rows, column, policy, point)]
         ]
         lines.append([f"**{_shown(policy)}**" if policy == STERNA else _shown(policy), *cells])
+        if policy == STERNA:
+            lines.append(
+                ["its 90 % intervals", *(_spread(rows, column, point) for column in known)]
+            )
     return markdown_table(["policy", *(name for name, _ in known.values())], lines)
+
+
+def _spread(rows: Sequence[Row], column: str, point: str) -> str:
+    """Half of the interval of Sterna's mean over the seeds, as a share of the mean."""
+    values = [
+        row[column]
+        for row in rows
+        if (row["policy"], row["point"]) == (STERNA, point) and row.get(column) is not None
+    ]
+    if not values or not (whole := fmean(values)) or math.isnan(half := half_width(values)):
+        return ""
+    return f"± {half / whole:.1%}"
 
 
 def _policies(rows: Sequence[Row]) -> list[str]:
