@@ -68,11 +68,13 @@ PROFILE_S = 8
 EMULATED: Sequence[tuple[int, int, Load]] = (
     (64, 1, Load("64 instances, 32 streams each", 2_048, 2_048, 64)),
     (64, 1, Load("64 instances, 5,000 streams", 5_000, 5_000, 32)),
-    (16, 1, Load("16 instances, 1 front end", 1_024, 1_024, 64)),
-    (16, 2, Load("16 instances, 2 front ends", 1_024, 1_024, 64)),
-    (16, 4, Load("16 instances, 4 front ends", 1_024, 1_024, 64)),
+    *(
+        (16, number, Load(f"16 instances, {name} of 256 streams", 256 * number, 256 * number, 64))
+        for number, name in ((1, "1 front end"), (2, "2 front ends"), (4, "4 front ends"))
+    ),
 )
-"""Instances, front ends and streams."""
+"""Instances, front ends and streams. Of several front ends each has as many streams as a single
+one, so that a token costs as much where more front ends serve more streams."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -19,6 +19,9 @@ LEAST_VLLM_SHARE = 0.8
 """Of what a token costs: then the rest is vLLM's, and no work on Sterna's code makes much of a
 difference."""
 
+MOST_FRONT_ENDS, MOST_SCALED = 4, 1.1
+"""With so many front ends a token may take this much more of their processor time than with one."""
+
 PARTS: Mapping[str, str] = {
     "sterna/": "Sterna",
     "vllm/": "vLLM",
@@ -115,7 +118,30 @@ def goals(rows: Sequence[Row]) -> list[Goal]:
     if many := [row for row in rows if row["n"] >= 5_000]:
         failed = sum(row["failed"] for row in many)
         found.append(Goal("5,000 streams at once: failed", "none", str(failed), failed == 0))
-    return found
+    return [*found, *_scaling_goals(rows)]
+
+
+def _scaling_goals(rows: Sequence[Row]) -> list[Goal]:
+    """Several front ends, each with as many streams as a single one, serve as many times as many
+    tokens with as many times the processor time."""
+    costs_s = {
+        (row["instances"], row["n"] // row["front_ends"], row["front_ends"]): row["cpu_s"]
+        / row["tokens"]
+        for row in rows
+        if "instances" in row
+    }
+    ratios = [
+        costs_s[instances, streams, MOST_FRONT_ENDS] / one_s
+        for (instances, streams, number), one_s in costs_s.items()
+        if number == 1 and (instances, streams, MOST_FRONT_ENDS) in costs_s
+    ]
+    return [
+        Goal(
+            f"a token's processor time with {MOST_FRONT_ENDS} front ends, over that with one",
+            f"at most {MOST_SCALED:g}", f"{ratio:.2f}", ratio <= MOST_SCALED,
+        )
+        for ratio in ratios
+    ]  # fmt: skip
 
 
 def markdown(rows: Sequence[Row]) -> str:
@@ -149,7 +175,10 @@ def markdown(rows: Sequence[Row]) -> str:
     ]
     if emulated := [row for row in rows if "instances" in row]:
         parts.append("Sterna with emulated instances; requests are included in the time of tokens:")
-        header = ("load", "tokens/s", "a token [us]", "memory of front ends [MiB]", "failed")
+        header = (
+            *("load", "tokens/s", "a token [us]", "tokens/s and core"),
+            *("memory of front ends [MiB]", "failed"),
+        )
         parts.append(markdown_table(header, map(_emulated_line, emulated)))
     for row in rows:
         if row.get("profile"):
@@ -164,6 +193,7 @@ def _emulated_line(row: Row) -> list[str]:
         row["load"],
         number(row["tokens"] / row["duration_s"]),
         number(1e6 * row["cpu_s"] / row["tokens"]),
+        number(row["tokens"] / row["cpu_s"]),
         number(row["memory_bytes"] / 2**20),
         str(row["failed"]),
     ]

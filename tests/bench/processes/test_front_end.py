@@ -57,7 +57,19 @@ def test_the_tables_have_costs_and_ratios() -> None:
     text = report.markdown(ROWS)
     assert f"| {VLLM} | 1,000 |  | 50.0 |  | 20,000 |" in text
     assert "| 2,000 | 2.00 [1.50, 2.50] | 90.0 | 1.80 [1.60, 2.00] | 11,111 |" in text
-    assert "| many | 2,000 | 100 | 1,024 | 2 |" in text
+    assert "| many | 2,000 | 100 | 10,000 | 1,024 | 2 |" in text
+
+
+@pytest.mark.parametrize(
+    ("streams", "cpu_s", "found"),
+    [(20_000, 43.0, ("1.07", True)), (20_000, 48.0, ("1.20", False)), (5_000, 48.0, None)],
+)
+def test_several_front_ends_are_judged_where_each_has_as_many_streams_as_one(
+    streams: int, cpu_s: float, found: tuple[str, bool] | None
+) -> None:
+    four = {**EMULATED, "front_ends": 4, "n": streams, "tokens": 400_000, "cpu_s": cpu_s}
+    goals = [each for each in report.goals([EMULATED, four]) if "front ends" in each.name]
+    assert [(each.found, each.is_reached) for each in goals] == ([] if found is None else [found])
 
 
 def test_one_server_alone_is_compared_with_nothing() -> None:
