@@ -1,8 +1,9 @@
 """The scheduler between other processes: how long a front end waits for an answer, how much of a
 core load reports take, and what it would cost to ask the instances in place of their reports.
 
-Three processes talk over mailboxes as in a served cluster: the scheduler's own actor without Ray,
-all instances, which report, and a front end, which asks. The instances' process and the scheduler's
+Three processes talk over mailboxes as in a served cluster, encrypted: the scheduler's own actor
+without Ray, all instances, each of which reports at a moment of its own, and a front end, which
+asks. The instances' process and the scheduler's
 are children of this one.
 
     python -m bench.scheduling.actor_processes scheduler POLICY
@@ -13,7 +14,9 @@ are children of this one.
 
 import asyncio
 import contextlib
+import functools
 import math
+import os
 import subprocess
 import sys
 import time
@@ -26,6 +29,7 @@ import uvloop
 from bench.common.results_io import ROOT
 from bench.common.tables import Row, rounded
 from bench.scheduling.made_cluster import FRONTEND, MadeCluster
+from sterna.config import MailboxKeys
 from sterna.errors import ConfigurationError
 from sterna.instance.llumlet import spread_interval_s
 from sterna.messages.actors import (
@@ -37,7 +41,7 @@ from sterna.messages.actors import (
     PrefixDone,
     WireMessage,
 )
-from sterna.messaging.mailbox import Mailbox
+from sterna.messaging.mailbox import Mailbox, draw_keys
 from sterna.policy.presets import preset
 from sterna.runtime.processes.process import collect_garbage_seldom
 from sterna.scheduler.shell import Scheduler
@@ -54,6 +58,12 @@ WARM_UP_S = 3.0
 
 LOOPBACK = "127.0.0.1"
 ANSWER_TIMEOUT_S = 30.0
+
+KEYS_VARIABLE = "STERNA_BENCH_MAILBOX_KEYS"
+"""The environment variable in which the processes have the keys of their mailboxes."""
+
+LEAST_PAUSE_S = 0.001
+"""Reports that are due within this time are sent together."""
 
 
 def waits_row(policy_name: str, num_instances: int, num_requests: int, seed: int) -> Row:
@@ -107,6 +117,16 @@ def asks_row(num_instances: int, duration_s: float, seed: int) -> Row:
     return {"asking_ms": rounded(1_000 * float(used_s) / int(num_asked))}
 
 
+@functools.cache
+def _keys() -> MailboxKeys:
+    if KEYS_VARIABLE not in os.environ:
+        drawn = draw_keys()
+        # For the processes that this one starts.
+        os.environ[KEYS_VARIABLE] = f"{drawn.public.decode()} {drawn.secret.decode()}"
+    public, secret = os.environ[KEYS_VARIABLE].encode().split()
+    return MailboxKeys(public, secret)
+
+
 class _Child(subprocess.Popen[str]):
     """A process of this module that has printed the address of its mailbox.
 
@@ -115,6 +135,7 @@ class _Child(subprocess.Popen[str]):
     """
 
     def __init__(self, *arguments: object) -> None:
+        _keys()
         super().__init__(
             [sys.executable, "-m", __spec__.name, *map(str, arguments)],
             cwd=ROOT, stdout=subprocess.PIPE, text=True,
@@ -146,7 +167,7 @@ async def _asked(
     scheduler: _Child, instances: str, num_instances: int, num_requests: int, seed: int
 ) -> list[float]:
     """Ask at the rate; the waits in seconds."""
-    mailbox = Mailbox(LOOPBACK)
+    mailbox = Mailbox(LOOPBACK, _keys())
     cluster = MadeCluster(num_instances, seed, (mailbox.address, instances))
     asked_s: dict[RequestId, float] = {}
     waits_s: list[float] = []
@@ -187,14 +208,14 @@ async def _asked(
 
 async def _be_scheduler(policy_name: str) -> None:
     collect_garbage_seldom()
-    mailbox = Mailbox(LOOPBACK)
+    mailbox = Mailbox(LOOPBACK, _keys())
     print(mailbox.address, flush=True)
     await Scheduler(preset(policy_name), mailbox).run()
 
 
 async def _be_instances(num_instances: int, seed: int, scheduler: str, interval_s: float) -> None:
     """Report forever, each instance once in an interval; reports show the requests so far."""
-    mailbox = Mailbox(LOOPBACK)
+    mailbox = Mailbox(LOOPBACK, _keys())
     last_dispatch = 0
 
     def on_message(message: WireMessage, _: list[bytes]) -> None:
@@ -214,14 +235,14 @@ async def _be_instances(num_instances: int, seed: int, scheduler: str, interval_
         while num_sent < num_due:
             mailbox.send(scheduler, cluster.next_load(last_dispatch))
             num_sent += 1
-        await asyncio.sleep(interval_s / 10)
+        await asyncio.sleep(max(interval_s / num_instances, LEAST_PAUSE_S))
 
 
 async def _be_asker(seed: int, duration_s: float) -> None:
     """Ask all instances, once they are known, for one request after the other; prints the number of
     requests, and the processor time since the first one."""
     collect_garbage_seldom()
-    mailbox, cluster = Mailbox(LOOPBACK), MadeCluster(1, seed)
+    mailbox, cluster = Mailbox(LOOPBACK, _keys()), MadeCluster(1, seed)
     members: asyncio.Future[Membership] = asyncio.get_running_loop().create_future()
     num_left = 0
     is_answered = asyncio.Event()
@@ -259,7 +280,7 @@ async def _be_asker(seed: int, duration_s: float) -> None:
 
 async def _be_answerers(number: int, asker: str) -> None:
     """Answer the questions of one process, each instance with a mailbox of its own."""
-    mailboxes = [Mailbox(LOOPBACK) for _ in range(number)]
+    mailboxes = [Mailbox(LOOPBACK, _keys()) for _ in range(number)]
 
     def answering(mailbox: Mailbox) -> Callable[[WireMessage, list[bytes]], None]:
         def on_message(message: WireMessage, _: list[bytes]) -> None:
