@@ -20,7 +20,7 @@ LEAST_VLLM_SHARE = 0.8
 difference."""
 
 MOST_FRONT_ENDS, MOST_SCALED = 4, 1.1
-"""With so many front ends a token may take this much more of their processor time than with one."""
+"""With this number of front ends a token may take this factor of the processor time with one."""
 
 PARTS: Mapping[str, str] = {
     "sterna/": "Sterna",
