@@ -65,8 +65,9 @@ def _verdicts(check: Check) -> list[Verdict]:
                 printed.seek(0)
                 lines = printed.read().strip().splitlines() or ["it printed nothing"]
                 print(f"{check.file} failed: {lines[-1]}", file=sys.stderr)
+        written = [each.stem for each in Path(folder).glob("*.json")]
         # With a CUDA device some benchmarks write another file.
-        name = next((each.stem for each in Path(folder).glob("*.json")), check.file)
+        name = next((x for x in (check.file, f"{check.file}_cuda") if x in written), check.file)
         committed, measured = _rows(name, results_io.RESULTS), _rows(name, Path(folder))
     return [Verdict(each, each.of(committed), each.of(measured)) for each in check.values]
 

@@ -119,11 +119,10 @@ def asks_row(num_instances: int, duration_s: float, seed: int) -> Row:
 
 @functools.cache
 def _keys() -> MailboxKeys:
-    if KEYS_VARIABLE not in os.environ:
-        drawn = draw_keys()
-        # For the processes that this one starts.
-        os.environ[KEYS_VARIABLE] = f"{drawn.public.decode()} {drawn.secret.decode()}"
-    public, secret = os.environ[KEYS_VARIABLE].encode().split()
+    """Those of the process that started this one, or new ones."""
+    if (given := os.environ.get(KEYS_VARIABLE)) is None:
+        return draw_keys()
+    public, secret = given.encode().split()
     return MailboxKeys(public, secret)
 
 
@@ -135,10 +134,10 @@ class _Child(subprocess.Popen[str]):
     """
 
     def __init__(self, *arguments: object) -> None:
-        _keys()
+        keys = b" ".join((_keys().public, _keys().secret)).decode()
         super().__init__(
             [sys.executable, "-m", __spec__.name, *map(str, arguments)],
-            cwd=ROOT, stdout=subprocess.PIPE, text=True,
+            cwd=ROOT, env=os.environ | {KEYS_VARIABLE: keys}, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         assert self.stdout is not None
         self.address = self.stdout.readline().strip()
