@@ -132,6 +132,9 @@ is."""
 
 def route_of(path: str) -> Route:
     """Return the rules for this path; unknown paths are for operators."""
+    if not path.isprintable():
+        # Starlette's patterns match a path with a line feed behind it, too.
+        return _OPERATORS
     if path in ROUTES:
         return ROUTES[path]
     route = next((route for prefix, route in PREFIXES if path.startswith(prefix)), _OPERATORS)
