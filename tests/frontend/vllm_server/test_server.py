@@ -267,6 +267,32 @@ def test_a_bad_request_gets_vllms_own_error(run):
     run(test)
 
 
+@pytest.mark.parametrize("name", ["x" * 2_000, "x\x1b[2J", "x\ny"], ids=["long", "code", "line"])
+@pytest.mark.parametrize("parameter", ["request_id", "session_id"])
+def test_a_name_that_cannot_be_kept_or_shown_is_refused(run, parameter, name):
+    """Those of ended requests are kept, and printed in operators' terminals."""
+
+    async def test(served: Served) -> None:
+        answer = await served.chat(**{parameter: name})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["param"]) == (400, parameter)
+        assert "at most 512 characters, all of them printable" in error["message"]
+
+    run(test)
+
+
+def test_an_image_has_no_long_name_of_a_clients():
+    """It would be hashed with each block of the KV cache, in the loop that serves all clients."""
+    from vllm.exceptions import VLLMValidationError
+
+    from sterna.frontend.vllm_server.server import _check_hashes
+
+    _check_hashes({"type": "token", "prompt_token_ids": [1]})
+    _check_hashes({"type": "multimodal", "mm_hashes": {"image": ["a" * 64, None]}})
+    with pytest.raises(VLLMValidationError, match="uuid must have at most 512 characters"):
+        _check_hashes({"type": "multimodal", "mm_hashes": {"image": ["a", "b" * 513]}})
+
+
 def test_operators_need_the_servers_key(run):
     async def test(served: Served) -> None:
         answer = await served.http.get("/admin/requests", headers={"Authorization": ""})

@@ -6,6 +6,7 @@ And it starts or awaits engines, while here the router takes the place of one.
 """
 
 import asyncio
+import itertools
 import logging
 import resource
 import secrets
@@ -13,7 +14,7 @@ import socket
 import ssl
 import sys
 from argparse import Namespace
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from http import HTTPStatus
@@ -75,6 +76,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+MAX_NAME = 512
+"""Characters of a name that clients may choose: ids of ended requests are kept, those of images are
+hashed with each block of the KV cache."""
+
 OWN_DESCRIPTORS = 256
 """Descriptors of a front end itself: files, sockets to the instances, those of vLLM and Ray."""
 
@@ -133,10 +138,14 @@ class ClusterClient(AsyncLLM):  # type: ignore[misc]
         """See AsyncLLM.
 
         Raises:
-            VLLMValidationError: the engine, which is emulated, does not support the request. Raised
-                here and not at the first output, so that streams get a status of 400 too.
+            VLLMValidationError: a name that the client has chosen cannot be kept and shown, or the
+                engine, which is emulated, does not support the request. Raised here and not at the
+                first output, so that streams get a status of 400 too.
             GracefulHTTPError: too many engine requests would wait.
         """
+        _check_name(request_id, "request_id")
+        _check_name(kwargs.get("session_id") or "", "session_id")
+        _check_hashes(prompt)
         add_engine_request(request_id)
         if self._is_emulated and (refused := refusal(prompt, sampling_params)) is not None:
             parameter, reason = refused
@@ -156,8 +165,11 @@ class ClusterClient(AsyncLLM):  # type: ignore[misc]
         """See AsyncLLM.
 
         Raises:
+            VLLMValidationError: a name that the client has chosen cannot be kept and shown.
             GracefulHTTPError: too many engine requests would wait.
         """
+        _check_name(request_id, "request_id")
+        _check_hashes(prompt)
         add_engine_request(request_id)
         encode = partial(super().encode, prompt, pooling_params, request_id, *args)
         outputs = self._traced(request_id, encode, kwargs)
@@ -519,6 +531,23 @@ def _http_config(
             config.http_protocol_class, context, connection_limit, door.handshake_timeout_s
         )
     return config, context
+
+
+def _check_name(name: str, parameter: str) -> None:
+    """Raise VLLMValidationError where a client has chosen one that cannot be kept and shown."""
+    if len(name) > MAX_NAME or not name.isprintable():
+        raise VLLMValidationError(
+            f"{parameter} must have at most {MAX_NAME} characters, all of them printable",
+            parameter=parameter,
+        )
+
+
+def _check_hashes(prompt: Any) -> None:
+    """Do the same for what stands for the images and the like of a processed prompt, which may be
+    ids of the client's."""
+    hashes = prompt.get("mm_hashes") if isinstance(prompt, Mapping) else None
+    for name in itertools.chain.from_iterable((hashes or {}).values()):
+        _check_name(name or "", "uuid")
 
 
 def _is_repeatable(sampling_params: Any, scheduler: Any) -> bool:
