@@ -151,11 +151,16 @@ class AnswerStart(msgspec.Struct, frozen=True, tag=True):
 
 
 class AnswerPart(msgspec.Struct, frozen=True, tag=True):
-    """Holder -> front end: more of the answer. Frame: the content."""
+    """Holder -> front end: more of the answer. Frame: the content.
+
+    Attributes:
+        is_broken: nothing more will come, and the answer is not whole.
+    """
 
     sender: FrontendId
     query_id: int
     is_last: bool
+    is_broken: bool = False
 
 
 class PartsTaken(msgspec.Struct, frozen=True, tag=True):

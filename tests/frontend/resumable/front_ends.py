@@ -47,7 +47,7 @@ class FrontEnd:
         self.clients: list[Client] = []
         self.open: dict[RequestId, tuple[int, int]] = {}
         self.begun, self.freed = asyncio.Event(), asyncio.Event()
-        self.is_full = False
+        self.is_full = self.breaks_off = False
         self.num_begun = 0
         self.num_taken_over = 0
         self._outputs: dict[str, asyncio.Queue[list[int]]] = {}
@@ -80,6 +80,8 @@ class FrontEnd:
         head = f'{{"id":"{name}","object":"text_completion","created":{1000 + self.frontend_id}'
         async for tokens in outputs:
             yield f'data: {head},"tokens":{json.dumps(tokens)}}}\n\n'
+            if self.breaks_off:
+                raise RuntimeError("as some of vLLM's streams do where an engine fails")
         yield "data: [DONE]\n\n"
 
     async def _generate(self, name: str, num: int) -> AsyncGenerator[list[int], None]:

@@ -100,6 +100,31 @@ def test_events_say_their_numbers_and_the_answer_its_id() -> None:
     played(scenario)
 
 
+def test_a_stream_has_no_more_readers_than_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sterna.frontend.resumable.middleware.MAX_FOLLOWERS", 3)
+
+    async def scenario() -> None:
+        server = Server()
+        server.step(1)
+        readers = [Client(server, stream(2), x_request_id="tern")]
+        await readers[0].until(1)
+        for _ in range(2):
+            readers.append(Client(server, {}, x_request_id="tern", last_event_id="0"))
+            await readers[-1].until(1)
+        refused = Client(server, {}, x_request_id="tern", last_event_id="0")
+        await refused.task
+        assert refused.status == 429
+        assert "3 connections read this stream already" in refused.content.decode()
+        await readers.pop().leave()
+        readers.append(Client(server, {}, x_request_id="tern", last_event_id="0"))
+        server.step(1)
+        for each in readers:
+            await each.task
+            assert each.numbered == [(1, "0"), (2, "1")]
+
+    played(scenario)
+
+
 def test_a_client_that_comes_back_gets_the_rest_each_event_once() -> None:
     async def scenario() -> None:
         server = Server()

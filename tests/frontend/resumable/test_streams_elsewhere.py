@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from sterna.frontend.resumable.answers import StreamBrokenError
 from sterna.messages.streams import (
     AnswerPart,
     AnswerStart,
@@ -213,6 +214,27 @@ def test_a_long_answer_passes_through_in_pieces(monkeypatch: pytest.MonkeyPatch)
         client = Client(cluster[1], 3)
         await until_over(cluster, client)
         assert first.events + client.events == expected(50)
+
+    played(scenario)
+
+
+def test_a_stream_that_breaks_off_ends_as_a_whole_one_at_no_front_end() -> None:
+    """Its clients would take what they have for the answer."""
+
+    async def scenario() -> None:
+        cluster = Cluster(2)
+        first = await begun(cluster, 3)
+        elsewhere = Client(cluster[1], 3)
+        await cluster.heard(AnswerStart, sender=0)
+        cluster[0].breaks_off = True
+        cluster.bring()
+        for client in (elsewhere, Client(cluster[0], 2), Client(cluster[1], 2)):
+            with pytest.raises(StreamBrokenError):
+                await client.task
+            assert client.status == 200
+        read = first.events + elsewhere.events
+        assert read == expected(8)[: len(read)]
+        assert 3 < len(read) < len(expected(8))
 
     played(scenario)
 

@@ -17,6 +17,10 @@ EVENTS_AT_ONCE = 1024
 """Limit for events sent at once, so that they fit in a message to another front end."""
 
 
+class StreamBrokenError(Exception):
+    """A stream ended in the middle: it broke off, or no front end has it any longer."""
+
+
 class Answer:
     """An answer, complete or still being generated.
 
@@ -30,6 +34,7 @@ class Answer:
         is_stream: whether the answer is one of events; an error is not.
         plain: the messages after the head, if the answer is no stream.
         is_over: no further message will come.
+        has_broken_off: by an error of the server; what there is of it is not all.
         given_up: no client will read it.
         news: set, and replaced, whenever the answer has changed.
         resume_validity: decides which clients may resume it.
@@ -50,7 +55,7 @@ class Answer:
         self.plain: list[Message] = []
         self.is_stream = False
         self.is_body_read = False
-        self.is_over = False
+        self.is_over = self.has_broken_off = False
         self.given_up = asyncio.Event()
         self.news = asyncio.Event()
 
@@ -68,7 +73,11 @@ class Answer:
 
     async def follow(self, num_known: int, gone: "asyncio.Task[None]", send: Send) -> None:
         """Send the events after those that the client has, until the stream ends or the client
-        goes."""
+        goes.
+
+        Raises:
+            StreamBrokenError: the stream broke off; its connection must not end as a whole one.
+        """
         has_started, num_plain, num_comments = False, 0, self.log.num_comments
         while not gone.done():
             news = self.news
@@ -96,6 +105,8 @@ class Answer:
                 waiting.cancel()
 
     async def _end(self, has_started: bool, send: Send) -> None:
+        if self.is_stream and self.has_broken_off:
+            raise StreamBrokenError(self.request_id)
         if self.is_stream:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         elif not has_started:

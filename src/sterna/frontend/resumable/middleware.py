@@ -59,6 +59,9 @@ from sterna.frontend.resumable.resume_validity import Validity
 
 logger = logging.getLogger(__name__)
 
+MAX_FOLLOWERS = 16
+"""Clients that read one stream at a time: each token wakes all of them."""
+
 MAX_REPLAYS = 8
 """Limit for streams of a dead front end whose records are replayed at the same time, so that this
 front end's own streams do not wait for hundreds of them."""
@@ -119,7 +122,10 @@ class ResumableStreams:
         if body is None:
             return
         if LAST_EVENT_ID in headers:
-            if await self._passes_checks(scope, replaying(body, receive), send):
+            checking = self._passes_checks(scope, replaying(body, receive), send)
+            # It is not kept for as long as the stream is read.
+            del body
+            if await checking:
                 await self._read_on(headers, scope, receive, send)
             return
         if not _is_streamed(body):
@@ -222,7 +228,7 @@ class ResumableStreams:
             self._on_over(answer, has_broken_off=has_broken_off)
 
     def _on_over(self, answer: Answer, *, has_broken_off: bool) -> None:
-        answer.is_over = True
+        answer.is_over, answer.has_broken_off = True, has_broken_off
         answer.on_begun()
         answer.resume_validity.on_over(len(answer.log.events), has_broken_off=has_broken_off)
         self._end_turn(answer)
@@ -267,6 +273,10 @@ class ResumableStreams:
             await _unknown()(scope, receive, send)
             return
         answer = self._answers[stream_id]
+        if answer.log.num_followers >= MAX_FOLLOWERS:
+            text = f"{MAX_FOLLOWERS} connections read this stream already; close one of them"
+            await error_response(HTTPStatus.TOO_MANY_REQUESTS, text)(scope, receive, send)
+            return
         if answer.record is not None:
             self._go_on(answer, answer.record)
         # A client counts as a follower while it waits for the decision whether it may resume.

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from starlette.types import Message, Receive, Send
 
-from sterna.frontend.resumable.answers import until_gone
+from sterna.frontend.resumable.answers import StreamBrokenError, until_gone
 from sterna.frontend.resumable.event_log import last_id
 from sterna.frontend.resumable.search import INTRODUCTION, NotFound, Searches, ToFrontend
 from sterna.messages.streams import (
@@ -28,6 +28,9 @@ from sterna.messages.streams import (
     StreamMessage,
 )
 from sterna.types import FrontendId
+
+_BROKEN = "sterna.broken"
+"""The type of what stands in place of the rest of an answer that broke off."""
 
 RETRY_S = 1.0
 """Time after which a message that the mailbox refused is sent again."""
@@ -116,10 +119,6 @@ class Reading(Enum):
     UNDECIDED = "some front end may have it; nothing was sent to the client"
 
 
-class StreamBrokenError(Exception):
-    """A stream ended in the middle: no front end has it any longer."""
-
-
 class _Reader:
     """A client of another front end, which reads here."""
 
@@ -186,6 +185,8 @@ class Relays:
             case AnswerStart(_, query_id, status, headers):
                 start = {"type": "http.response.start", "status": status, "headers": [*headers]}
                 self._on_answer(query_id, start)
+            case AnswerPart(_, query_id, _, is_broken=True):
+                self._on_answer(query_id, {"type": _BROKEN})
             case AnswerPart(_, query_id, is_last):
                 body = {"type": "http.response.body", "body": frames[0], "more_body": not is_last}
                 self._on_answer(query_id, body)
@@ -217,7 +218,7 @@ class Relays:
         """Answer a client from the front end that has its stream.
 
         Raises:
-            StreamBrokenError: the stream was lost in the middle of the answer.
+            StreamBrokenError: the stream was lost, or broke off, in the middle of the answer.
         """
         gone = asyncio.create_task(until_gone(receive))
         client = _Client(last, send)
@@ -294,7 +295,11 @@ class Relays:
         client: "_Client",
         gone: "asyncio.Task[None]",
     ) -> bool:
-        """Pass the holder's answer on; returns False if the holder died before the end."""
+        """Pass the holder's answer on; returns False if the holder died before the end.
+
+        Raises:
+            StreamBrokenError: the stream broke off at the holder.
+        """
         if holder not in self._live:
             # Its death became known after the search had ended, and before its answer is awaited.
             return False
@@ -316,6 +321,8 @@ class Relays:
                 message = coming.result()
                 if message is None:
                     return False
+                if message["type"] == _BROKEN:
+                    raise StreamBrokenError(stream_id)
                 await client.send(message)
                 if message["type"] == "http.response.body":
                     if not message["more_body"]:
@@ -361,8 +368,10 @@ class Relays:
 
         try:
             await self._streams.answer(query.stream_id, query.owner, query.last, receive, send)
-        except Exception:
-            logger.exception("stream broke off stream=%s", query.stream_id)
+        except Exception as error:
+            if not isinstance(error, StreamBrokenError):
+                logger.exception("stream broke off stream=%s", query.stream_id)
+            self._sender.send(asker, AnswerPart(self._frontend_id, query_id, True, True), [b""])
         finally:
             del self._readers[asker, query_id]
 
