@@ -79,7 +79,10 @@ def test_what_auto_scaling_refuses_it_refuses_by_the_options_names() -> None:
 def test_requests_are_held_as_the_policy_says_or_the_option(
     options: tuple[str, ...], binds_late: bool
 ) -> None:
-    assert cluster_config(parsed(*options)).llumlet.policy.binds_late is binds_late
+    policy = cluster_config(parsed(*options)).llumlet.policy
+    assert policy.binds_late is binds_late
+    if binds_late:
+        assert policy.reserves_after_s == 300, "a large one is not passed over for ever"
 
 
 def engine(algorithm: str = "sha256", *, is_caching: bool = True) -> SimpleNamespace:

@@ -130,6 +130,11 @@ def test_adapters_are_loaded_at_run_time_by_one_front_end_only(refusal, monkeypa
     assert "--frontends 2: with VLLM_ALLOW_RUNTIME_LORA_UPDATING" in refusal("--frontends", "2")
 
 
+def test_responses_are_stored_by_one_front_end_only(refusal, monkeypatch):
+    monkeypatch.setenv("VLLM_ENABLE_RESPONSES_API_STORE", "1")
+    assert "--frontends 2: with VLLM_ENABLE_RESPONSES_API_STORE" in refusal("--frontends", "2")
+
+
 def test_a_folder_without_a_model_is_refused(refusal, tmp_path: Path):
     assert refusal(str(tmp_path)).endswith("is not a model folder (no config.json)")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from sterna.engine.emulated.config import EmulatedEngineConfig
+from sterna.engine.emulated.config import EmulatedEngineConfig, Preemption
 from sterna.engine.emulated.durations import StepTime
 from sterna.engine.emulated.emulated_engine import EmulatedOptions
 from sterna.engine.emulated.profiles import profile
@@ -53,9 +53,7 @@ def emulated_options(args: Namespace) -> EmulatedOptions:
     """
     _refuse_unsupported(args)
     chosen = profile(args.profile)
-    given = {field: getattr(args, option) for option, field in _CHANGES.items()}
-    changes: dict[str, Any] = {field: value for field, value in given.items() if value is not None}
-    engine = replace(chosen.engine, **changes)
+    engine = changed_engine(chosen.engine, args)
     for option in _CHANGES:
         # vLLM would check these against the kernels of this machine.
         setattr(args, option, None)
@@ -69,6 +67,15 @@ def emulated_options(args: Namespace) -> EmulatedOptions:
         max_model_len=args.max_model_len,
         classes=args.classes,
     )
+
+
+def changed_engine(engine: EmulatedEngineConfig, args: Namespace) -> EmulatedEngineConfig:
+    """Return the profile's engine with what vLLM's options change."""
+    given = {field: getattr(args, option) for option, field in _CHANGES.items()}
+    changes: dict[str, Any] = {field: value for field, value in given.items() if value is not None}
+    if args.scheduling_policy == "priority" and engine.preemption is Preemption.LAST_ADMITTED:
+        changes["preemption"] = Preemption.LEAST_URGENT
+    return replace(engine, **changes)
 
 
 def paced_options(args: Namespace) -> StepTime:

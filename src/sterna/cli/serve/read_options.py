@@ -98,8 +98,14 @@ def _refuse_unsupported(args: Namespace) -> None:
         raise ConfigurationError(
             f"--api-server-count {args.api_server_count}: use --frontends {args.api_server_count}"
         )
-    from sterna.engine.vllm.arguments import loads_adapters_at_run_time
+    from sterna.engine.vllm.arguments import loads_adapters_at_run_time, stores_responses
 
+    if args.frontends > 1 and stores_responses():
+        raise ConfigurationError(
+            f"--frontends {args.frontends}: with VLLM_ENABLE_RESPONSES_API_STORE there can be one "
+            "only, since the others would not find the responses that it stores; leave the "
+            "variable out"
+        )
     if args.frontends > 1 and loads_adapters_at_run_time():
         raise ConfigurationError(
             f"--frontends {args.frontends}: with VLLM_ALLOW_RUNTIME_LORA_UPDATING there can be one "

@@ -19,7 +19,7 @@ from sterna.config import (
     PolicyConfig,
     WatchConfig,
 )
-from sterna.policy.presets import PRESETS
+from sterna.policy.presets import PRESETS, STERNA
 from sterna.policy_file import policy_named
 
 ENGINE = OptionTable(
@@ -226,4 +226,8 @@ def _policy_config(args: Namespace) -> PolicyConfig:
         changes["destination_freeness_steps"] = changes["source_freeness_steps"]
     if args.no_migration:
         changes["migrates"] = False
-    return with_classes(replace(policy_named(args.policy), **changes), args.classes)
+    policy = policy_named(args.policy)
+    if changes.get("binds_late") and policy.reserves_after_s is None:
+        # Without a limit, smaller requests could go before a large one for ever.
+        changes["reserves_after_s"] = STERNA.reserves_after_s
+    return with_classes(replace(policy, **changes), args.classes)

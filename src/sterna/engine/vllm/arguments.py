@@ -306,6 +306,11 @@ def loads_adapters_at_run_time() -> bool:
     return bool(envs.VLLM_ALLOW_RUNTIME_LORA_UPDATING)
 
 
+def stores_responses() -> bool:
+    """Whether vLLM's server keeps responses, which clients ask for by their ids."""
+    return bool(envs.VLLM_ENABLE_RESPONSES_API_STORE)
+
+
 def leaves_memory_to_vllm(args: argparse.Namespace) -> bool:
     """Whether no option sets the memory of an instance."""
     default = EngineArgs.gpu_memory_utilization

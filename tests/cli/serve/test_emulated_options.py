@@ -1,0 +1,36 @@
+"""The engine of `--engine emulated`: the profile's, with what vLLM's options change."""
+
+from argparse import Namespace
+from typing import Any
+
+import pytest
+
+from sterna.cli.serve.emulated_options import changed_engine
+from sterna.engine.emulated.config import Preemption
+from sterna.engine.emulated.profiles import A10_LLAMA_7B, H100_LLAMA_31_8B
+
+OPTIONS: dict[str, Any] = {
+    **dict.fromkeys(("block_size", "num_gpu_blocks_override", "max_num_seqs")),
+    **dict.fromkeys(("max_num_batched_tokens", "enable_prefix_caching")),
+    "scheduling_policy": "fcfs",
+}
+"""As they are without any on the command line."""
+
+
+@pytest.mark.parametrize(
+    ("policy", "preemption"),
+    [("fcfs", Preemption.LAST_ADMITTED), ("priority", Preemption.LEAST_URGENT)],
+)
+def test_with_priorities_the_least_urgent_request_is_preempted_as_by_vllm(
+    policy: str, preemption: Preemption
+) -> None:
+    changed = changed_engine(
+        H100_LLAMA_31_8B.engine, Namespace(**{**OPTIONS, "scheduling_policy": policy})
+    )
+    assert changed.preemption is preemption
+
+
+def test_an_option_is_stronger_than_the_profile() -> None:
+    changed = changed_engine(A10_LLAMA_7B.engine, Namespace(**{**OPTIONS, "max_num_seqs": 7}))
+    assert changed.max_num_seqs == 7
+    assert changed.num_blocks == A10_LLAMA_7B.engine.num_blocks
