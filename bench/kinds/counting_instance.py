@@ -46,10 +46,16 @@ class _CountingInstance(TimedInstanceHost):
 
     async def immovable_feature(self, request_id: str) -> str | None:
         """Return the name of the feature for which this request cannot move; None when it can."""
-        from sterna.engine.vllm.support import immovable_request_feature
+        from sterna.engine.vllm.support import (
+            ends_thinking_by_phrase,
+            immovable_request_feature,
+        )
 
         def look(core: Any) -> str | None:
-            return immovable_request_feature(core.scheduler.requests[request_id])
+            scheduler = core.scheduler
+            ends_by_phrase = ends_thinking_by_phrase(scheduler.vllm_config)
+            request = scheduler.requests[request_id]
+            return immovable_request_feature(request, ends_by_phrase=ends_by_phrase)
 
         return await asyncio.wrap_future(self._engine._thread.call(look))
 

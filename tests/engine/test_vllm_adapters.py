@@ -288,7 +288,35 @@ def test_the_digest_of_an_adapter_goes_with_its_request(lora_core: Any, folder: 
         inspected = await engine.inspect(MIGRATION, RequestId("leaves"))
         moving = MovingRequest.decode(inspected.request)
         assert moving.adapter_digest == adapter_digest(folder / "adapter2")
+        # What may be large is encoded once.
+        again = await engine.inspect(MIGRATION, RequestId("leaves"))
+        assert (again.progress, again.request) == (inspected.progress, None)
         assert decode_request(moving.payload).lora_request == wire.lora_request
+
+    run_with_engine(core, play)
+    finish(core)
+
+
+def test_a_request_whose_adapter_is_lost_stays_and_the_engine_goes_on(
+    lora_core: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM dropped it for another one while the request queued, and its files are gone."""
+    from sterna.engine.vllm.payload import encode_request
+
+    core = with_scheduler(lora_core)
+    wire = wire_request("queues", {})
+    wire.lora_request = adapter(folder, 2)
+
+    def lost(*_: Any) -> None:
+        raise FileNotFoundError("adapter_config.json")
+
+    async def play(engine: Any, _: Listener) -> None:
+        engine.add(FrontendId(4), encode_request(wire))
+        monkeypatch.setattr(engine._adapters, "load", lost)
+        inspected = await engine.inspect(MIGRATION, RequestId("queues"))
+        assert inspected.progress.immovable
+        monkeypatch.undo()
+        assert not (await engine.inspect(MIGRATION, RequestId("queues"))).progress.immovable
 
     run_with_engine(core, play)
     finish(core)

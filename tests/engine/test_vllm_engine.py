@@ -322,6 +322,44 @@ def test_engines_whose_pages_lie_otherwise_have_another_format(vllm_core: Any) -
     assert kv_format(config, [layout]) != kv_format(config, ["no page moves"])
 
 
+def test_other_weights_of_a_repository_have_another_format(
+    vllm_core: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each instance looks up what its branch has when it starts, and may not reach the hub."""
+    from huggingface_hub import ResolvedRevision
+
+    from sterna.engine.vllm.facts import kv_format
+
+    def snapshot(name: str, revision: str | None, **_: Any) -> str:
+        assert (name, revision) == ("terns/arctic", None)
+        return str(tmp_path / ("b" * 40))
+
+    monkeypatch.setattr("sterna.engine.vllm.facts.snapshot_download", snapshot)
+
+    def of(revision: str | None) -> str:
+        config = copy.copy(vllm_core.vllm_config)
+        config.model_config = copy.copy(config.model_config)
+        config.model_config.model = "terns/arctic"
+        config.model_config.revision = revision
+        return kv_format(config, ["the layout"])
+
+    old, new = ResolvedRevision("a" * 40), ResolvedRevision("b" * 40)
+    assert of(old) != of(new)
+    assert of(new) == of(ResolvedRevision("b" * 40, "main")) == of(None)
+
+
+def test_weights_in_an_object_store_are_known_by_their_address(vllm_core: Any) -> None:
+    from sterna.engine.vllm.facts import kv_format
+
+    def of(address: str) -> str:
+        config = copy.copy(vllm_core.vllm_config)
+        config.model_config = copy.copy(config.model_config)
+        config.model_config.model_weights = address
+        return kv_format(config, ["the layout"])
+
+    assert of("s3://terns/1") == of("s3://terns/1") != of("s3://terns/2")
+
+
 def test_new_weights_under_an_old_name_are_another_model(tmp_path: Path) -> None:
     from sterna.engine.vllm.facts import weights_digest
 

@@ -54,6 +54,35 @@ def test_what_views_count_is_what_vllm_has_allocated(core: KindCore) -> None:
     assert seen["reserved"] > 0
 
 
+def test_its_profile_has_the_memory_that_it_has(core: KindCore) -> None:
+    """Also where blocks of its groups have several lengths, and lie in one allocation."""
+    emulated_tokens, total_tokens, block_bytes, allocated_bytes = core.run(profiled)
+    assert emulated_tokens == total_tokens
+    assert block_bytes == allocated_bytes
+
+
+def profiled(core: Any) -> tuple[int, int, int, int]:
+    """The memory in tokens of the profile and of the core, and a block's bytes of both."""
+    from sterna.engine.vllm.step_timing import ProfiledEngine
+
+    engine = ProfiledEngine.__new__(ProfiledEngine)
+    engine.core = core
+    (num_bytes,) = core.model_executor.collective_rpc(allocated_bytes)
+    num_blocks = core.scheduler.kv_cache_config.num_blocks
+    found = engine.emulated().total_tokens, engine.total_tokens
+    return *found, engine.block_bytes, num_bytes // num_blocks
+
+
+def allocated_bytes(worker: Any) -> int:
+    """The memory that the tensors of the KV cache share."""
+    parts = [
+        each if isinstance(each, list | tuple) else [each]
+        for each in worker.worker.model_runner.kv_caches
+    ]
+    storages = [part.untyped_storage() for each in parts for part in each]
+    return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
+
+
 def names_of_groups(core: Any) -> tuple[str, ...]:
     managers = core.scheduler.kv_cache_manager.coordinator.single_type_managers
     return tuple(type(each).__name__ for each in managers)

@@ -1,7 +1,7 @@
 """vLLM's scheduler as Sterna's sees it: views of prompts in chunks, and reservations."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -45,8 +45,11 @@ def with_scheduler(
     policy: str = "fcfs",
     prefix_caching: bool = False,
     log_stats: bool = False,
+    end_of_thinking: Sequence[int] = (),
 ) -> Any:
     """The core with a scheduler of Sterna's that has seen no request."""
+    from vllm.config import ReasoningConfig
+
     from sterna.engine.vllm.scheduler import MigratingScheduler
 
     config = copy.deepcopy(core.vllm_config)
@@ -54,6 +57,9 @@ def with_scheduler(
     config.scheduler_config.watermark = watermark
     config.scheduler_config.policy = policy
     config.cache_config.enable_prefix_caching = prefix_caching
+    if end_of_thinking:
+        config.reasoning_config = ReasoningConfig()
+        config.reasoning_config._reasoning_end_token_ids = list(end_of_thinking)
     core.scheduler = MigratingScheduler(
         vllm_config=config,
         kv_cache_config=core.scheduler.kv_cache_config,
@@ -72,6 +78,7 @@ def wire_request(
     output_tokens: int = 8,
     arrival_s: float = 0.0,
     vllm_priority: int = 0,
+    thinking_budget: int | None = None,
 ) -> Any:
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine import EngineCoreRequest
@@ -80,7 +87,12 @@ def wire_request(
         request_id=name,
         prompt_token_ids=[100] * prompt_tokens,
         mm_features=None,
-        sampling_params=SamplingParams(temperature=0.0, max_tokens=output_tokens, ignore_eos=True),
+        sampling_params=SamplingParams(
+            temperature=0.0,
+            max_tokens=output_tokens,
+            ignore_eos=True,
+            thinking_token_budget=thinking_budget,
+        ),
         pooling_params=None,
         arrival_time=arrival_s,
         lora_request=None,
@@ -309,6 +321,25 @@ def test_a_kv_connector_is_told_of_a_request_that_comes_with_a_history(vllm_core
     scheduler.connector = None
     vllm_core.abort_requests(["again"])
     finish(vllm_core)
+
+
+@pytest.mark.parametrize(("end", "is_movable"), [([7], True), ([5, 6, 7], False)])
+def test_a_request_whose_thinking_ends_by_several_tokens_stays(
+    vllm_core: Any, end: Sequence[int], is_movable: bool
+) -> None:
+    """A worker keeps the place within them, and would say the first ones again after a move."""
+    core = with_scheduler(vllm_core, end_of_thinking=end)
+    add(core, "thinks", 20, thinking_budget=4)
+    add(core, "answers", 20)
+    step(core)
+    views = {each.request_id: each for each in core.scheduler.view(InstanceId("i0"), False).running}
+    thinks = views[RequestId("thinks")]
+    assert (thinks.immovable is None) is is_movable
+    if not is_movable:
+        assert thinks.immovable is Immovable.UNSUPPORTED_REQUEST_FEATURE
+        assert thinks.unsupported == "a thinking budget that ends by several tokens"
+    assert views[RequestId("answers")].immovable is None
+    finish(core)
 
 
 def test_views_have_both_priorities_of_a_requests_class(vllm_core: Any) -> None:

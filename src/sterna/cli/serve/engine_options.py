@@ -131,19 +131,9 @@ def _folder_of(args: Namespace, cache: str | None) -> Path:
     """Return the model's folder, which may be one in a cache of Hugging Face, or not exist."""
     if os.path.isdir(args.model):
         return Path(args.model)
-    from huggingface_hub import snapshot_download
+    from sterna.engine.vllm.facts import snapshot_folder
 
-    with contextlib.suppress(OSError, ValueError):
-        # No file is asked for: what vLLM does not load need not be there.
-        found = snapshot_download(
-            args.model,
-            revision=args.revision,
-            cache_dir=cache,
-            local_files_only=True,
-            ignore_patterns="*",
-        )
-        return Path(found)
-    return Path(args.model)
+    return snapshot_folder(args.model, args.revision, cache) or Path(args.model)
 
 
 def gpus_of(args: Namespace) -> int:

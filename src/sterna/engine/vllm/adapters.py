@@ -15,7 +15,7 @@ from typing import Any
 from vllm.lora.request import LoRARequest
 from vllm.v1.request import Request
 
-from sterna.engine.vllm.facts import weights_digest
+from sterna.engine.vllm.facts import snapshot_folder, weights_digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +65,12 @@ class Adapters:
 
 
 def adapter_digest(folder: Path) -> str | None:
-    """Return a digest of an adapter's configuration and of samples of its weights, or None where
-    the path is not a folder: then it is the name of a repository."""
+    """Return a digest of an adapter's configuration and of samples of its weights. Where the path
+    is not a folder, it is the name of a repository: the commit that has been downloaded."""
     weights = weights_digest(folder)
     if weights is None:
-        return None
+        snapshot = snapshot_folder(str(folder), None, None)
+        return None if snapshot is None else snapshot.name
     digest = hashlib.sha256(weights.encode())
     config = folder / "adapter_config.json"
     if config.is_file():

@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vllm.v1.engine import (
@@ -342,12 +342,21 @@ class VllmEngine:
                 return Inspected(None), None
             block_ids = core.scheduler.groups.block_ids(request_id)
             leaving = _Leaving(block_ids, progress.num_valid_tokens)
+            if not is_first:
+                return Inspected(progress), leaving
             digest = None
             if sent_request.lora_request is not None:
-                digest = self._adapters.load(core, sent_request.lora_request)
+                try:
+                    digest = self._adapters.load(core, sent_request.lora_request)
+                except Exception:
+                    # vLLM may have dropped it while the request queues, and its files be gone.
+                    logger.exception("request stays, its adapter is lost request=%s", request_id)
+                    return Inspected(replace(progress, immovable=True)), None
             moving = MovingRequest(encode_request(sent_request), digest)
             return Inspected(progress, moving.encode()), leaving
 
+        # Embeddings of images are large: they are encoded once.
+        is_first = self._leaving.get(migration_id) is None
         # The migration may end, and be forgotten, while this is under way.
         self._leaving.setdefault(migration_id, None)
         inspected, leaving = await self._call(inspect)

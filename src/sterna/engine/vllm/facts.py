@@ -1,5 +1,6 @@
 """Facts about an engine from vLLM's configuration, before the engine is built."""
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Iterable
@@ -7,7 +8,8 @@ from pathlib import Path
 
 import torch
 import vllm
-from vllm.config import VllmConfig
+from huggingface_hub import snapshot_download
+from vllm.config import ModelConfig, VllmConfig
 from vllm.platforms import current_platform
 
 from sterna.engine.profiling.profile_file import cpu_model
@@ -43,7 +45,6 @@ def profile_key(config: VllmConfig, num_threads: int | None) -> dict[str, str]:
 
 
 KV_KEYS = (
-    "model",
     "dtype",
     "quantization",
     "block_size",
@@ -52,7 +53,8 @@ KV_KEYS = (
     "attention_backend",
     "vllm",
 )
-"""The part of a profile's key that decides the content and the layout of a KV block."""
+"""The part of a profile's key that decides the content and the layout of a KV block, beside the
+model."""
 
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
@@ -68,8 +70,8 @@ def kv_format(config: VllmConfig, page_layouts: Iterable[str]) -> str:
             because vLLM chooses it by the hardware.
     """
     key = profile_key(config, num_threads=None)
-    formats = [f"{name}={key[name]}" for name in KV_KEYS]
-    formats.append(f"weights={weights_digest(Path(config.model_config.model))}")
+    formats = [f"model={_weights_of(config.model_config, config.load_config.download_dir)}"]
+    formats += [f"{name}={key[name]}" for name in KV_KEYS]
     formats.append(f"hf_overrides={config.model_config.hf_overrides}")
     formats.append(f"drafts={_drafts(config)}")
     formats += sorted(set(page_layouts))
@@ -83,9 +85,39 @@ def _drafts(config: VllmConfig) -> str | None:
     if speculation is None or not speculation.uses_draft_kv_cache():
         return None
     model = speculation.draft_model_config
-    name = _model(model.model, model.revision)
-    weights = weights_digest(Path(model.model))
-    return f"{speculation.method}, {name}, {model.quantization}, {weights}"
+    weights = _weights_of(model, config.load_config.download_dir)
+    return f"{speculation.method}, {weights}, {model.quantization}"
+
+
+def _weights_of(model: ModelConfig, cache: str | None) -> str:
+    """The model and what tells its weights from others under the same name: samples of those in a
+    folder, or the commit of a repository, which each instance looks up when it starts. Those in an
+    object store have their address alone.
+
+    Args:
+        cache: the folder of downloads; None for Hugging Face's own.
+    """
+    if model.model_weights:
+        return str(model.model_weights)
+    name = _model(model.model, None)
+    if (digest := weights_digest(Path(model.model))) is not None:
+        return f"{name}, weights {digest}"
+    commit = getattr(model.revision, "resolved", None)
+    if commit is None and (folder := snapshot_folder(model.model, model.revision, cache)):
+        commit = folder.name
+    return f"{name}@{commit or model.revision}"
+
+
+def snapshot_folder(name: str, revision: str | None, cache: str | None) -> Path | None:
+    """Return the folder of a repository in Hugging Face's cache, which has the name of the commit,
+    or None where nothing of it has been downloaded."""
+    with contextlib.suppress(OSError, ValueError):
+        # No file is asked for: what vLLM does not load need not be there.
+        found = snapshot_download(
+            name, revision=revision, cache_dir=cache, local_files_only=True, ignore_patterns="*"
+        )
+        return Path(found)
+    return None
 
 
 def weights_digest(model: Path) -> str | None:

@@ -29,7 +29,11 @@ from sterna.engine.vllm.adapters import adapter_numbers
 from sterna.engine.vllm.kv_groups import CacheReports, KvGroups, MovingPrefixes
 from sterna.engine.vllm.offloading import Offloading
 from sterna.engine.vllm.request_state import announce_with_history
-from sterna.engine.vllm.support import immovable_engine_features, immovable_request_feature
+from sterna.engine.vllm.support import (
+    ends_thinking_by_phrase,
+    immovable_engine_features,
+    immovable_request_feature,
+)
 from sterna.migration.messages import Drain, KeepPrefix, Reason, RequestPosition
 from sterna.priority_classes import DEFAULT_CLASSES, PriorityClasses
 from sterna.types import (
@@ -83,6 +87,7 @@ class MigratingScheduler(Scheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.immovable_features = immovable_engine_features(self.vllm_config, self.kv_cache_config)
+        self._ends_by_phrase = ends_thinking_by_phrase(self.vllm_config)
         if not self.immovable_features and self.parallel_config.world_size > 1:
             # As vLLM does for connectors that load KV: with two steps under way, a rank may still
             # have to launch the one that writes once more to the blocks of a request that has just
@@ -276,7 +281,7 @@ class MigratingScheduler(Scheduler):
         """Return why the request cannot move at this moment, or None when it can."""
         if self.immovable_features:
             return Immovable.UNSUPPORTED_ENGINE_FEATURE
-        if immovable_request_feature(request) is not None:
+        if self._immovable_feature(request) is not None:
             return Immovable.UNSUPPORTED_REQUEST_FEATURE
         if request.request_id in self._drained:
             return Immovable.MIGRATING
@@ -294,8 +299,11 @@ class MigratingScheduler(Scheduler):
         if immovable is Immovable.UNSUPPORTED_ENGINE_FEATURE:
             return "; ".join(self.immovable_features)
         if immovable is Immovable.UNSUPPORTED_REQUEST_FEATURE:
-            return immovable_request_feature(request) or ""
+            return self._immovable_feature(request) or ""
         return ""
+
+    def _immovable_feature(self, request: Request) -> str | None:
+        return immovable_request_feature(request, ends_by_phrase=self._ends_by_phrase)
 
     def progress(self, request_id: RequestId) -> RequestPosition | None:
         """Return the position of the request or the moving prefix, or None when it is not here."""

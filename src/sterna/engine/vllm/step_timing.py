@@ -97,7 +97,8 @@ class ProfiledEngine:
     def block_bytes(self) -> int:
         """Bytes of a block's keys and values in the memory of one rank."""
         cache = self.scheduler.kv_cache_config
-        return sum(int(each.size) for each in cache.kv_cache_tensors) // int(cache.num_blocks)
+        # Each tensor has the size of the allocation in which they all lie.
+        return max(int(each.size) for each in cache.kv_cache_tensors) // int(cache.num_blocks)
 
     def emulated(self) -> EmulatedEngineConfig:
         """The memory and the limits of this engine as the configuration of an emulated one."""
@@ -108,7 +109,7 @@ class ProfiledEngine:
         return EmulatedEngineConfig(
             # vLLM reserves one block.
             num_blocks=num_all_blocks - 1,
-            block_size=scheduler.block_size,
+            block_size=scheduler.groups.memory.block_tokens,
             watermark=scheduler.kv_cache_manager.watermark_blocks / num_all_blocks,
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,

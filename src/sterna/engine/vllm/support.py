@@ -98,8 +98,23 @@ def unknown_managers(kv_cache_config: Any) -> list[str]:
     return sorted({each.__name__ for each in managers if each not in MOVABLE})
 
 
-def immovable_request_feature(request: Request) -> str | None:
-    """Return the name of the first feature of the request that cannot move; None when none."""
+def ends_thinking_by_phrase(vllm_config: Any) -> bool:
+    """Whether a thinking budget ends by several tokens, and the place within them is in no request:
+    V1 workers keep it with a row of the batch, and a new row begins with the first one again."""
+    reasoning = vllm_config.reasoning_config
+    token_ids = None if reasoning is None else reasoning.reasoning_end_token_ids
+    return not vllm_config.use_v2_model_runner and len(token_ids or ()) > 1
+
+
+def immovable_request_feature(request: Request, *, ends_by_phrase: bool) -> str | None:
+    """Return the name of the first feature of the request that cannot move; None when none.
+
+    Args:
+        ends_by_phrase: see `ends_thinking_by_phrase`.
+    """
+    sampling = request.sampling_params
+    if ends_by_phrase and sampling is not None and sampling.thinking_token_budget is not None:
+        return "a thinking budget that ends by several tokens"
     if request.lora_request is not None and request.lora_request.load_inplace:
         # Its weights change under the same number.
         return "a LoRA adapter with load_inplace"
