@@ -74,6 +74,20 @@ def decisions(
     return taken
 
 
+def test_a_start_is_not_given_up_while_a_request_waits() -> None:
+    """It needs an instance to itself, and the others are free for smaller ones."""
+    history = [(0.0, SLACK), (10.0, SLACK), (20.0, SLACK)]
+    assert decisions(history, num_starting=1, num_pending=1, held_since_s=0.0) == []
+    given_up = decisions(history, num_starting=1, num_pending=1)
+    assert given_up[0] == (10.0, Terminate(InstanceId("i1")))
+
+
+def test_a_slow_supervisor_is_not_asked_for_the_same_instance_again() -> None:
+    """A period later it is: the order may have been lost."""
+    history = [(0.2 * step, EASY) for step in range(100)]
+    assert [now_s for now_s, _ in decisions(history, held_since_s=-5.0)] == pytest.approx([0, 10])
+
+
 def test_the_average_is_that_of_the_normal_prioritys_freeness() -> None:
     """Section 4.4.3: scaling follows "the averages freeness for the normal priority across
     instances". By hand: (12,672 - 672) / 2 = 6,000 without the headroom, and 584: 3,292."""

@@ -123,22 +123,27 @@ def test_an_instance_that_an_operator_drains_is_emptied_whatever_waits_for_a_pla
     assert phases(fleet) == {I0: Phase.TERMINATING, I1: Phase.SERVING, I2: Phase.STARTING}
 
 
-def test_scaling_gives_no_start_up_below_the_minimum() -> None:
-    """One that died is being replaced, and waits for a place."""
+def test_scaling_ends_nothing_where_no_more_than_the_minimum_serve() -> None:
+    """One that died is being replaced, or a restart's further one starts, and waits for a place:
+    the scheduler counts it as one that comes."""
     fleet = serving(3, min_instances=3)
     fleet.on_gone(I2, 2.0)
     fleet.on_pending(I3, "no node has a GPU")
-    assert started(fleet.on_terminate(I0, Cause.SCALING, 3.0)) == [InstanceId("i4")]
-    assert phases(fleet)[I0] is Phase.TERMINATING
-    assert fleet.wanted == 3
+    restarting = serving(2, min_instances=2, max_instances=4)
+    restarting.on_restart(2.0)
+    restarting.on_pending(I2, "no node has a GPU")
+    for each in (fleet, restarting):
+        before = phases(each)
+        with pytest.raises(FleetError, match="i0 stays: no more than --min-instances serve"):
+            each.on_terminate(I0, Cause.SCALING, 3.0)
+        assert phases(each) == before
 
 
-@pytest.mark.parametrize("cause", [Cause.SCALING, Cause.OPERATOR])
-def test_each_end_lowers_what_is_wanted_by_one_down_to_the_minimum(cause: Cause) -> None:
+def test_each_end_lowers_what_is_wanted_by_one_down_to_the_minimum() -> None:
     fleet = serving(4, min_instances=2)
     wanted = []
     for instance_id in (I0, I1, I2):
-        fleet.on_terminate(instance_id, cause, 2.0)
+        fleet.on_terminate(instance_id, Cause.OPERATOR, 2.0)
         wanted.append(fleet.wanted)
     assert wanted == [3, 2, 2]
 

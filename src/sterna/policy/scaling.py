@@ -10,7 +10,7 @@ whatever the average is.
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sterna.config import ScalingConfig
 from sterna.policy.virtual_usage import Candidate, normal_freeness_of
@@ -42,6 +42,8 @@ class ScalingState:
         scale_up_at_s: deadline of an average below x; None while it is not below.
         scale_down_at_s: deadline of an average above y; None while it is not above.
         no_end_before_s: no instance is terminated before this time (`cooldown_s`).
+        no_start_before_s: waiting requests have no further instance added before this time, unless
+            those that were asked for begin to start: the supervisor may be slow.
         next_look_at_s: time of the next decision if the average need not last for a period
             (`is_sustained`); None before the first one.
     """
@@ -49,6 +51,7 @@ class ScalingState:
     scale_up_at_s: float | None = None
     scale_down_at_s: float | None = None
     no_end_before_s: float = -math.inf
+    no_start_before_s: float = -math.inf
     next_look_at_s: float | None = None
 
 
@@ -130,22 +133,28 @@ def decide(
     if num_starting > num_pending:
         # An instance that comes up is empty, and lifts the average before it gets requests.
         cooled_s = now_s + config.cooldown_s
-    after = ScalingState(no_end_before_s=now_s + config.cooldown_s)
+    no_start_before_s = -math.inf if num_starting else state.no_start_before_s
+    after = ScalingState(
+        no_end_before_s=now_s + config.cooldown_s, no_start_before_s=now_s + config.period_s
+    )
+    going_on = ScalingState(no_end_before_s=cooled_s, no_start_before_s=no_start_before_s)
     is_held = held_since_s is not None and now_s >= held_since_s + config.starved_after_s
-    is_starved = num_starting == 0 and (is_held or all(map(_is_full, staying)))
+    is_short = is_held or all(map(_is_full, staying))
+    is_starved = is_short and num_starting == 0 and now_s >= no_start_before_s
     if average < config.low_freeness_steps or is_starved:
         deadline_s = now_s if is_starved else _deadline(state.scale_up_at_s, config, now_s)
         num_needed = _num_needed(staying, config, num_starting)
         num_more = min(max(1, num_needed) if is_starved else num_needed, num_room)
         if now_s >= deadline_s and num_more > 0:
             return after, ScaleUp(num_more)
-        return ScalingState(scale_up_at_s=deadline_s, no_end_before_s=cooled_s), None
+        return replace(going_on, scale_up_at_s=deadline_s), None
     if average > config.high_freeness_steps:
         deadline_s = _deadline(state.scale_down_at_s, config, now_s)
-        if now_s >= max(deadline_s, cooled_s) and can_shrink:
+        # A request that needs a whole instance may wait beside much freeness.
+        if now_s >= max(deadline_s, cooled_s) and can_shrink and not is_short:
             return after, Terminate(_to_terminate(staying, config))
-        return ScalingState(scale_down_at_s=deadline_s, no_end_before_s=cooled_s), None
-    return ScalingState(no_end_before_s=cooled_s), None
+        return replace(going_on, scale_down_at_s=deadline_s), None
+    return going_on, None
 
 
 def _is_full(candidate: Candidate) -> bool:

@@ -197,7 +197,8 @@ class Fleet:
 
         Raises:
             UnknownInstanceError: there is no such instance.
-            FleetError: it is being emptied already, or is the last one that takes requests.
+            FleetError: it is being emptied already, or is the last one that takes requests, or
+                auto-scaling would leave fewer than the minimum.
         """
         member = self._member(instance_id)
         if member.phase in (Phase.TERMINATING, Phase.CLOSING):
@@ -209,11 +210,14 @@ class Fleet:
         if is_one_less_enough and (self._pending() or self._num_there() < self._target()):
             self.wanted -= 1
             return self._reconcile(now_s)
-        if len(self.in_phase(Phase.SERVING)) == 1:
+        num_serving = len(self.in_phase(Phase.SERVING))
+        if num_serving == 1:
             raise FleetError(
                 f"{instance_id} is the last instance that takes requests: its requests would "
                 "have nowhere to go; start another one first"
             )
+        if cause is Cause.SCALING and num_serving <= self.min_instances:
+            raise FleetError(f"{instance_id} stays: no more than --min-instances serve")
         self._set_terminating(member, cause)
         if self.wanted > self.min_instances:
             self.wanted -= 1
