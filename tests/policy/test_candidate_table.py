@@ -157,7 +157,7 @@ def cost_alone(
     prefill = uncached_tokens + rule.pair_cost * request.uncached_pairs(candidate.instance_id)
     before = candidate.uncomputed_tokens + rule.pair_cost * candidate.uncomputed_pairs
     excess = (candidate.num_dispatched_tokens - fewest_tokens) / candidate.load.total_tokens
-    eviction = rule.eviction_weight * excess * uncached_tokens
+    eviction = rule.eviction_weight * min(excess, 1.0) * uncached_tokens
     own_step = (
         rule.request_cost * candidate.num_requests
         + rule.kv_token_cost * candidate.virtual_load_tokens

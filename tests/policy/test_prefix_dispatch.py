@@ -250,6 +250,16 @@ def test_what_a_prompt_evicts_counts_where_contents_are_young() -> None:
         assert chosen(request, FIRST_TOKEN_ALONE, busy, idle) == "a"
 
 
+def test_a_prompt_evicts_no_more_than_all_contents() -> None:
+    """By hand: a has computed its memory a hundred times more than b, as a faster one may have;
+    500 tokens there cost 4,500 at weight 8. It is idle again when b has so many to compute."""
+    rule = replace(FIRST_TOKEN_ALONE, eviction_weight=8.0)
+    fast = instance("a", num_dispatched_tokens=10_000_000)
+    for uncomputed_tokens, expected in ((3_999, "b"), (4_001, "a")):
+        slow = instance("b", uncomputed_tokens=uncomputed_tokens)
+        assert chosen(prompt(500), rule, fast, slow) == expected
+
+
 def test_a_headroom_counts_as_memory_in_use_as_far_as_it_counts() -> None:
     """By hand: half of 40,000 tokens makes ten steps on a longer by 10 x 20,000 x 0.01."""
     rule = replace(FIRST_TOKEN_ALONE, horizon_steps=10.0, kv_token_cost=0.01)

@@ -177,6 +177,16 @@ def test_no_request_moves_to_where_memory_is_kept_free() -> None:
     assert destinations(replace(source, is_terminating=True), is_held=True) == to_the_other
 
 
+def test_while_memory_is_kept_free_requests_move_to_where_there_is_other_memory() -> None:
+    policy = replace(LLUMNIX, binds_late=True, reserves_after_s=10.0)
+    cluster = evenly_loaded("i0", M - 64, 8), full("i1", 3_000), full("i2", 2_500)
+    core = scheduler(*cluster, policy=policy)
+    core.on_request(ask("large", 4_000), 0.0)
+    core.on_request(ask("small", 160), 10.0)
+    core.on_tick(10.1)
+    assert dict(core.destinations) == {InstanceId("i0"): InstanceId("i2")}
+
+
 def test_after_the_limit_a_request_is_dispatched_all_the_same() -> None:
     core = scheduler(full("i0"), policy=replace(LATE, hold_limit_s=5.0))
     assert core.next_deadline_s is None

@@ -25,7 +25,9 @@ from sterna.policy.virtual_usage import Candidate, headroom_tokens
 from sterna.types import NORMAL, InstanceId, InstanceLoad
 
 
-def pair(candidates: Iterable[Candidate], policy: PolicyConfig) -> dict[InstanceId, InstanceId]:
+def pair(
+    candidates: Iterable[Candidate], policy: PolicyConfig, kept_free: InstanceId | None = None
+) -> dict[InstanceId, InstanceId]:
     """The destination of each source, for this round; other instances are not sources.
 
     Sources are the instances below the source threshold that have a request to move;
@@ -46,6 +48,10 @@ def pair(candidates: Iterable[Candidate], policy: PolicyConfig) -> dict[Instance
 
     With `balance_ratio`, those that are left are paired by their loads, the most loaded one with
     the least loaded one.
+
+    Args:
+        kept_free: an instance whose memory a waiting request will have: only terminating instances
+            have it as their destination.
     """
     every = as_table(candidates)
     if policy.own is not None:
@@ -62,12 +68,17 @@ def pair(candidates: Iterable[Candidate], policy: PolicyConfig) -> dict[Instance
         sources.sort(key=lambda each: (each.freeness, each.instance_id))
         destinations.sort(key=lambda each: (-each.freeness, each.instance_id))
     pairs: dict[InstanceId, InstanceId] = {}
+    place = 0
     for source in sources:
-        if len(pairs) == len(destinations):
+        # Terminating ones come first.
+        if place < len(destinations) and destinations[place].instance_id == kept_free:
+            place += not source.load.is_terminating
+        if place == len(destinations):
             break
-        destination = destinations[len(pairs)]
+        destination = destinations[place]
         if not policy.pairs_only_to_gain or move_helps(source, destination, policy):
             pairs[source.instance_id] = destination.instance_id
+            place += 1
     overstayed = [
         each
         for each in sources
@@ -82,12 +93,17 @@ def pair(candidates: Iterable[Candidate], policy: PolicyConfig) -> dict[Instance
         for source, destination in zip(overstayed, left, strict=False):
             pairs[source.instance_id] = destination.instance_id
     if policy.balance_ratio is not None:
-        pairs |= _balanced(every, pairs.keys() | set(pairs.values()), policy, policy.balance_ratio)
+        paired = pairs.keys() | set(pairs.values())
+        pairs |= _balanced(every, paired, policy, policy.balance_ratio, kept_free)
     return pairs
 
 
 def _balanced(
-    candidates: CandidateTable, already_paired: Set[InstanceId], policy: PolicyConfig, ratio: float
+    candidates: CandidateTable,
+    already_paired: Set[InstanceId],
+    policy: PolicyConfig,
+    ratio: float,
+    kept_free: InstanceId | None,
 ) -> dict[InstanceId, InstanceId]:
     """Pairs between which the next move evens out the loads of now, or those that are expected at
     the horizon (`balance_horizon_steps`).
@@ -114,6 +130,8 @@ def _balanced(
     # Of equal loads, both sorts leave the smaller id in front.
     sources = sorted(staying, key=loads_tokens.__getitem__, reverse=True)
     destinations = sorted(staying, key=virtual_loads_tokens.__getitem__)
+    if kept_free is not None:
+        destinations = [row for row in destinations if ids[row] != kept_free]
     pairs: dict[InstanceId, InstanceId] = {}
     paired: set[int] = set()
     place = 0

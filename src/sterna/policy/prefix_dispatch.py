@@ -78,12 +78,13 @@ def _soonest(request: NewRequest, eligible: CandidateTable, rule: Soonest) -> Ch
     prefill = 1.0 + rule.pair_cost * (2 * prompt_tokens - uncached_tokens)
     prefill *= uncached_tokens
     before = columns[UNCOMPUTED_TOKENS] + rule.pair_cost * columns[UNCOMPUTED_PAIRS]
-    # What an instance has computed beyond the others, it has evicted; its oldest contents are so
-    # much younger, and the likelier to be asked for again.
+    # What an instance has computed beyond the others, it has evicted, all that it has at most: its
+    # oldest contents are so much younger, and the likelier to be asked for again.
     dispatched_tokens = columns[NUM_DISPATCHED_TOKENS]
     eviction = dispatched_tokens - dispatched_tokens[dispatched_tokens.argmin()]
     # A model may have no KV cache.
     eviction /= np.maximum(columns[TOTAL_TOKENS], 1)
+    np.minimum(eviction, 1.0, out=eviction)
     eviction *= rule.eviction_weight * uncached_tokens
     # A decode step takes longer for each request there, and this one adds to the steps of each. A
     # headroom counts as if other requests used it: it keeps the steps of its owners short.

@@ -350,6 +350,8 @@ class GlobalScheduler:
                     if self._kept_free is None and self._keeps_room(request, now_s):
                         self._kept_free = room.roomiest
                         room = self._room(self._kept_free)
+                        if not self._may_fit(room, now_s):
+                            break
                     continue
                 candidates = room.candidates_for(request.demand_tokens)
             new = asked.get(request.request_id) or self._copies.as_new(request)
@@ -481,14 +483,15 @@ class GlobalScheduler:
 
     def _pair(self) -> list[Effect]:
         candidates = self.candidates
-        pairs = pair(candidates, self._policy)
         kept_free = self._kept_free if self._held else None
+        pairs = pair(candidates, self._policy, kept_free)
         effects: list[Effect] = []
         last = self._last_destinations
         for candidate in candidates:
             source = candidate.load.instance_id
             destination = pairs.get(source)
             if destination == kept_free and not candidate.load.is_terminating:
+                # A policy of a user's own does not know of it.
                 destination = None
             if destination is None and last.get(source, source) is None:
                 # It knows that it has none.
