@@ -3,6 +3,7 @@
 import itertools
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from sterna.transport import sender
 from sterna.transport.data_plane import Sent, Stopped
+from sterna.transport.memory import staging
 from sterna.transport.memory.chunks import Tile
 from sterna.transport.memory.layout import KvCache
 from sterna.transport.memory.staging import CpuCopier, make_buffer, make_copier
@@ -143,6 +145,18 @@ def test_a_scatter_waits_for_the_steps_queued_before_the_receive() -> None:
     assert torch.equal(destination.blocks([0, 1]).cpu(), source.blocks([4, 5]))
     source.plane.close()
     destination.plane.close()
+
+
+def test_a_thread_that_copies_uses_the_gpu_of_its_cache_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With several ranks it would make a context on the first one, for which no memory is left."""
+    calls: list[object] = []
+    cache = SimpleNamespace(device=torch.device("cuda", 3))
+    monkeypatch.setattr(torch.cuda, "set_device", calls.append)
+    monkeypatch.setattr(staging, "CudaCopier", lambda *_: calls.append("copier"))
+    make_copier(cache, 1 << 20)  # type: ignore[arg-type]
+    assert calls == [cache.device, "copier"]
 
 
 @pytest.mark.cuda

@@ -174,10 +174,11 @@ class KvCache:
         self.compute_stream = compute_stream
 
     def fence(self) -> "torch.cuda.Event | None":
-        """On CUDA, an event behind the steps queued so far: copies must wait for it. Else None."""
+        """On CUDA, an event behind the steps queued so far: copies must wait for it, and threads
+        that do sleep meanwhile. Else None."""
         if self.device.type != "cuda":
             return None
-        event = torch.cuda.Event()
+        event = torch.cuda.Event(blocking=True)
         event.record(self.compute_stream or torch.cuda.current_stream(self.device))
         return event
 

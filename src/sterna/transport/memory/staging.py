@@ -41,6 +41,8 @@ class Copier(Protocol):
 def make_copier(cache: KvCache, num_bytes: int) -> Copier:
     """A copier for the calling thread, for chunks of at most `num_bytes`."""
     if cache.device.type == "cuda":
+        # Else the first `torch.cuda.stream` would leave a context, with its memory, on GPU 0.
+        torch.cuda.set_device(cache.device)
         return CudaCopier(cache, num_bytes)
     _keep_to_one_core()
     return CpuCopier(cache)
@@ -95,9 +97,10 @@ class CudaCopier:
         buffer: torch.Tensor,
         fence: "torch.cuda.Event | None",
     ) -> None:
+        if fence is not None:
+            # This thread sleeps; a stream that waits would have it poll the driver below.
+            fence.synchronize()
         with torch.cuda.stream(self._stream):
-            if fence is not None:
-                self._stream.wait_event(fence)
             ids = block_ids.to(self._cache.device, non_blocking=True)
             self._cache.gather(tile, ids, self._fused)
             buffer.copy_(self._fused[: buffer.numel()], non_blocking=True)
@@ -110,9 +113,10 @@ class CudaCopier:
         buffer: torch.Tensor,
         fence: "torch.cuda.Event | None",
     ) -> None:
+        if fence is not None:
+            # This thread sleeps; a stream that waits would have it poll the driver below.
+            fence.synchronize()
         with torch.cuda.stream(self._stream):
-            if fence is not None:
-                self._stream.wait_event(fence)
             ids = block_ids.to(self._cache.device, non_blocking=True)
             self._fused[: buffer.numel()].copy_(buffer, non_blocking=True)
             self._cache.scatter(tile, ids, self._fused)
@@ -146,7 +150,8 @@ def page_unlock(buffer: torch.Tensor, device: torch.device) -> None:
     """Undoes `page_lock`; must be called before the memory is unmapped."""
     if device.type == "cuda":
         cudart = torch.cuda.cudart()
-        torch.cuda.check_error(cudart.cudaHostUnregister(buffer.data_ptr()))
+        with torch.cuda.device(device):
+            torch.cuda.check_error(cudart.cudaHostUnregister(buffer.data_ptr()))
 
 
 def _keep_to_one_core() -> None:
