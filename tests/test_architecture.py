@@ -35,7 +35,6 @@ LARGER_FOLDERS = {
 MIN_LINES = 40
 
 SHORT_MODULES = {
-    "sterna.folders": "of the processes of several rooms",
     "sterna.log_throttle": "of the logs of several rooms",
     "sterna.messaging.send_effects": "the vocabulary of all actors' cores",
     "sterna.runtime.actors.member_status": "the answer of each kind of actor to recovery",

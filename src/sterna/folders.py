@@ -1,8 +1,10 @@
 """Private folders of processes, for sockets and the like: within the folder of their run, and
-removed with it."""
+removed with it, or for all runs of a user."""
 
 import os
+import stat
 import tempfile
+from pathlib import Path
 
 RUN_FOLDER_VARIABLE = "STERNA_RUN_FOLDER"
 """Names the folder of a run, which contains all its other folders, on its home node."""
@@ -23,6 +25,25 @@ def private_folder(name: str) -> "tempfile.TemporaryDirectory[str]":
     if run_folder is not None and os.path.isdir(run_folder):
         return tempfile.TemporaryDirectory(prefix=f"{name}-", dir=run_folder)
     return tempfile.TemporaryDirectory(prefix=f"sterna-{name}-")
+
+
+def users_folder(name: str, parent: Path | None = None) -> Path:
+    """Return a folder of this user's for all runs, which no other user may enter; it stays.
+
+    Args:
+        name: its purpose, which becomes a part of the folder's name.
+        parent: where it is; by default in the temporary folder.
+
+    Raises:
+        PermissionError: it belongs to another user, who may have made it on purpose.
+        OSError: it cannot be made.
+    """
+    folder = (parent or Path(tempfile.gettempdir())) / f"sterna-{name}-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise PermissionError(f"{folder} belongs to another user")
+    return folder
 
 
 def memory_folder(run_folder: str) -> str:

@@ -10,6 +10,7 @@ import pytest
 
 from sterna.engine import cpu_cores
 from sterna.engine.cpu_cores import num_usable_cores, physical_cores, take_core
+from sterna.folders import users_folder
 
 
 @pytest.fixture
@@ -55,11 +56,10 @@ def test_the_core_of_a_process_that_dies_is_free(tmp_path: Path) -> None:
 def test_a_link_in_place_of_a_lock_is_not_followed(tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.write_text("notes")
-    folder = tmp_path / "locks"
-    folder.mkdir()
+    folder = users_folder("cores", tmp_path)
     for number in physical_cores():
         (folder / str(number)).symlink_to(precious)
-    assert take_core(folder) is None
+    assert take_core(tmp_path) is None
     assert precious.read_text() == "notes"
 
 

@@ -8,5 +8,5 @@ The engines are in `vllm` (the real one) and `emulated`.
 
 Offers: cache_changes, cpu_cores, drains, ended_outputs, interface, kv_columns, kv_memory,
 payload_parts.
-Imports: messages, migration.messages, types.
+Imports: folders, messages, migration.messages, types.
 """

@@ -11,10 +11,10 @@ import fcntl
 import logging
 import math
 import os
-import stat
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+from sterna.folders import users_folder
 
 QUOTA = "/sys/fs/cgroup/cpu.max"
 """File with a container's share of the processors: microseconds in each period, and the period."""
@@ -80,18 +80,14 @@ class HeldCore:
             self._lock = None
 
 
-def take_core(folder: Path | None = None) -> HeldCore | None:
+def take_core(parent: Path | None = None) -> HeldCore | None:
     """Take a core that no other engine of this user has; None where none is left.
 
     Args:
-        folder: of the lock files.
+        parent: of the folder of the lock files; by default the temporary folder.
     """
-    folder = folder or Path(tempfile.gettempdir()) / f"sterna-cores-{os.getuid()}"
     try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-            raise PermissionError(f"{folder} belongs to another user")
+        folder = users_folder("cores", parent)
         for number in physical_cores():
             path = folder / str(number)
             lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

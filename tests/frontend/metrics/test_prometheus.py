@@ -8,6 +8,7 @@ from pathlib import Path
 
 from msgspec import structs
 from prometheus_client import CollectorRegistry
+from prometheus_client.multiprocess import mark_process_dead
 
 from sterna.frontend.metrics.latencies import Latency
 from sterna.frontend.metrics.prometheus import EngineCounts, FrontendMetrics
@@ -134,15 +135,56 @@ def test_where_processes_share_their_metrics_an_instance_that_is_gone_is_not_a_n
         for name in ("i0", "i1"):
             print(shown.get_sample_value("sterna_instance_used_tokens", {"instance": name}))
     """)
-    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    assert printed(script, tmp_path) == ["nan", "96.0"]
+
+
+def printed(script: str, metrics_folder: Path) -> list[str]:
+    """What a process prints that shares its metrics."""
     told = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", script],
-        env=environment,
+        env={**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(metrics_folder)},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert told.stdout.split() == ["nan", "96.0"]
+    return told.stdout.split()
+
+
+def test_gauges_of_a_process_that_has_ended_are_shown_no_more_its_counts_are(tmp_path: Path):
+    """An instance may have gone, and the last request of a class have ended, before a successor
+    shows its first gauges."""
+    first = textwrap.dedent("""
+        import os
+        from prometheus_client import CollectorRegistry
+        from sterna.frontend.metrics.prometheus import FrontendMetrics
+        from sterna.messages.actors import ClusterStats, InstanceStats
+
+        metrics = FrontendMetrics(CollectorRegistry())
+        i0 = InstanceStats(
+            "i0", 2, 1, 96, 1000, 45.5, 1, 0, num_by_priority=((1, 5),), usage_by_priority=((1, 9),)
+        )
+        metrics.show(ClusterStats((i0,)))
+        metrics.count_sent_again(3)
+        print(os.getpid())
+    """)
+    successor = textwrap.dedent("""
+        from prometheus_client import CollectorRegistry
+        from prometheus_client.multiprocess import MultiProcessCollector
+        from sterna.frontend.metrics.prometheus import FrontendMetrics
+        from sterna.messages.actors import ClusterStats, InstanceStats
+
+        i1 = InstanceStats("i1", 2, 1, 64, 1000, 45.5, 1, 0)
+        FrontendMetrics(CollectorRegistry()).show(ClusterStats((i1,)))
+        shown = CollectorRegistry()
+        MultiProcessCollector(shown)
+        for name in ("i0", "i1"):
+            print(shown.get_sample_value("sterna_instance_used_tokens", {"instance": name}))
+        print(shown.get_sample_value("sterna_running_requests", {"execution_priority": "1"}))
+        print(shown.get_sample_value("sterna_requests_sent_again_total"))
+    """)
+    (process_id,) = printed(first, tmp_path)
+    mark_process_dead(int(process_id), str(tmp_path))
+    assert printed(successor, tmp_path) == ["None", "64.0", "None", "3.0"]
 
 
 def test_migrations_are_counted_by_outcome_and_timed_where_the_request_moved():

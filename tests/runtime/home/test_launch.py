@@ -2,10 +2,13 @@
 
 import os
 import signal
+import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,7 +49,8 @@ class BusyRay:
         self.num_slow = 1
         self.processes: list[subprocess.Popen[bytes]] = []
 
-    def init(self, **_: Any) -> None:
+    def init(self, **options: Any) -> None:
+        self.folder = options["_temp_dir"]
         self.processes.append(subprocess.Popen(SLEEPS))
         if len(self.processes) <= self.num_slow:
             raise ConnectionError("Ray's processes do not come up")
@@ -84,6 +88,27 @@ def test_what_was_begun_before_ray_is_spared_where_ray_is_begun_again(
     (spared,) = reaper.spared
     assert driver.pid in spared
     assert not spared & {each.pid for each in busy_ray.processes}
+
+
+def test_rays_files_are_in_a_folder_that_no_other_user_may_enter(
+    busy_ray: BusyRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    # Ray's paths may not be long, and those of tests are.
+    with tempfile.TemporaryDirectory(dir="/tmp") as own:
+        monkeypatch.setattr(tempfile, "tempdir", own)
+        start_ray(Stop(), Reaper(), Gcs())  # type: ignore[arg-type]
+        parent = Path(busy_ray.folder).parent
+        assert parent.parent == Path(own)
+        assert stat.S_IMODE(parent.stat().st_mode) == 0o700
+        # As another user could have made it before.
+        parent.rmdir()
+        parent.symlink_to(own)
+        with pytest.raises(RayStartError, match="belongs to another user; remove it, or name"):
+            start_ray(Stop(), Reaper(), Gcs())  # type: ignore[arg-type]
+        monkeypatch.setenv("RAY_TMPDIR", own)
+        start_ray(Stop(), Reaper(), Gcs())  # type: ignore[arg-type]
+        assert busy_ray.folder is None
 
 
 @pytest.mark.parametrize(

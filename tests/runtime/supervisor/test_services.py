@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,6 +49,13 @@ class FrontendHandle:
         if self.may_start.is_set():
             self.drains_s.append(timeout_s)
         return 0
+
+
+class OneEnds:
+    """A watch of a member that has been killed."""
+
+    async def until_ended(self, *_: object, **__: object) -> str:
+        return "killed"
 
 
 class NobodyEnds:
@@ -118,6 +126,34 @@ def test_a_front_end_that_has_not_begun_to_listen_when_the_server_drains_does_no
         return handle
 
     assert not asyncio.run(scenario()).is_starting.is_set()
+
+
+def test_gauges_of_a_front_end_that_has_ended_go_and_its_counts_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def forget(_: object) -> None:
+        pass
+
+    monkeypatch.setattr(services, "forget", forget)
+    names = ["counter_4711.db", "gauge_livemostrecent_4711.db", "gauge_livemostrecent_4712.db"]
+    for name in names:
+        (tmp_path / name).touch()
+
+    async def scenario() -> None:
+        tasks = Tasks()
+        ending = Services({}, str(tmp_path), tasks, lambda: None)
+        config = ClusterConfig(LlumletConfig(STERNA), TransportConfig(), FrontendConfig())
+        ending.configure(config, b"args", OneEnds())  # type: ignore[arg-type]
+        # It is not replaced then.
+        await ending.finish_requests(0.0)
+        process = ProcessIdentity("node", 4711, 123456)
+        member = services._Member(FrontendHandle(), "mailbox", process)
+        ending._frontends[FrontendId(7)] = member
+        await ending._watch_frontend(FrontendId(7), member)
+        tasks.cancel()
+
+    asyncio.run(scenario())
+    assert sorted(each.name for each in tmp_path.iterdir()) == [names[0], names[2]]
 
 
 def test_nobody_is_replaced_before_rays_gcs_is_there(

@@ -34,7 +34,8 @@ class FrontendMetrics:
     """Metrics of requests by class, and of the last `ClusterStats`.
 
     The gauges of instances that have gone disappear, or become NaN if several processes share their
-    metrics.
+    metrics. Those of a process that has ended go with its file (prometheus_client's
+    `mark_process_dead`), its counts and times stay.
 
     Args:
         class_names: of the classes that are known from the start.
@@ -142,7 +143,7 @@ def _gauge(metric: Metric, registry: CollectorRegistry) -> Gauge:
         metric.text,
         metric.labels,
         registry=registry,
-        multiprocess_mode="mostrecent",
+        multiprocess_mode="livemostrecent",
     )
 
 

@@ -24,7 +24,7 @@ import ray
 
 from sterna.config import ClusterConfig
 from sterna.errors import ConfigurationError, SternaError
-from sterna.folders import RUN_FOLDER_VARIABLE
+from sterna.folders import RUN_FOLDER_VARIABLE, users_folder
 from sterna.messaging.mailbox import draw_keys
 from sterna.runtime.fork_server.launcher import METRICS_FOLDER_VARIABLE, ForkServer
 from sterna.runtime.home.driver_messages import NAMESPACE, ServeOptions, say
@@ -49,6 +49,9 @@ NODE_HEALTH = {
 """With these Ray gives up a node 8 s after its end, since connections to it are refused, and 24 s
 after it was cut off, since connections time out (measured: 7.8 and 23.4 s). Both are longer than
 the lease of an instance: a node that returns before goes on as it was."""
+
+MAX_RAY_FOLDER = 43
+"""Characters; behind them, paths of Ray's sockets have 64, and at most 107 in all."""
 
 POLL_INTERVAL_S = 0.2
 """Time between two looks for signals during other waits."""
@@ -306,6 +309,7 @@ def start_ray(stop: Stop, reaper: Reaper, gcs: Gcs, host: str | None = None) -> 
         os.environ.setdefault(option, value)
     # The driver and the fork server, which were started before, do not depend on this attempt.
     before = {each.pid for each in psutil.Process().children(recursive=True)}
+    folder = _ray_folder()
     for attempt in range(1, NUM_RAY_STARTS + 1):
         gcs.prepare()
         try:
@@ -313,6 +317,7 @@ def start_ray(stop: Stop, reaper: Reaper, gcs: Gcs, host: str | None = None) -> 
                 ray.init(
                     # A Ray of its own, even if another one runs on this machine.
                     address="local",
+                    _temp_dir=folder,
                     _node_ip_address=host,
                     namespace=NAMESPACE,
                     include_dashboard=False,
@@ -332,6 +337,28 @@ def start_ray(stop: Stop, reaper: Reaper, gcs: Gcs, host: str | None = None) -> 
                 ) from error
             logger.warning("Ray came up too slowly, trying again reason=%s", error)
             reaper.reap_now(spared=before)
+
+
+def _ray_folder() -> str | None:
+    """Return the folder of Ray's files: in one that no other user may enter, since Ray opens its
+    own one to all of them. None: Ray's choice, which `RAY_TMPDIR` decides.
+
+    Raises:
+        RayStartError: another user has made that folder.
+    """
+    if "RAY_TMPDIR" in os.environ:
+        return None
+    try:
+        folder = str(users_folder("ray") / "ray")
+    except OSError as error:
+        raise RayStartError(
+            f"there is no folder for Ray's files: {error}; remove it, or name another one by "
+            "RAY_TMPDIR"
+        ) from error
+    if len(folder) > MAX_RAY_FOLDER:
+        logger.warning("other users of this machine may see Ray's files, TMPDIR is too long")
+        return None
+    return folder
 
 
 def _check_room() -> None:

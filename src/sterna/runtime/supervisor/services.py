@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
+from prometheus_client.multiprocess import mark_process_dead
 
 from sterna.config import ClusterConfig
 from sterna.messages.actors import SCHEDULER_NAME, FrontendMember, frontend_name
@@ -49,7 +50,7 @@ class Services:
 
     Args:
         environment: environment variables of processes that run vLLM.
-        metrics_folder: folder of the front ends' counters.
+        metrics_folder: folder of the front ends' metrics.
         tasks: runs the tasks that watch and replace them.
         on_change: called when a member has come or gone.
     """
@@ -66,6 +67,7 @@ class Services:
         on_change: Callable[[], None],
     ) -> None:
         self._environment = {**environment, METRICS_FOLDER_VARIABLE: metrics_folder}
+        self._metrics_folder = metrics_folder
         self._tasks = tasks
         self._on_change = on_change
         self._frontends: dict[FrontendId, _Member] = {}
@@ -227,6 +229,8 @@ class Services:
             silence_timeout_s=FRONTEND_SILENCE_FACTOR * self._config.watch.instance_timeout_s,
         )
         logger.error("front end lost frontend=%d reason=%s", frontend_id, reason)
+        # A successor does not know of which instances and classes it has shown gauges.
+        mark_process_dead(member.process.process_id, self._metrics_folder)  # type: ignore[no-untyped-call]
         del self._frontends[frontend_id]
         self._on_change()
         self._tasks.begin(forget(member.actor))
