@@ -37,6 +37,9 @@ VLLM_NAMES = frozenset(
 )
 """vLLM's metrics that are used here."""
 
+OUR_JOBS = 'job=~"sterna.*"'
+"""Each server has a job of its own, whose name begins so."""
+
 SUFFIXES = {Kind.HISTOGRAM: ("_bucket", "_count", "_sum")}
 
 
@@ -63,7 +66,7 @@ class Alert:
 ALERTS = (
     Alert(
         "SternaDown",
-        'up{job="sterna"} == 0',
+        f"up{{{OUR_JOBS}}} == 0",
         "1m",
         "page",
         "A front end does not answer.",
@@ -71,8 +74,8 @@ ALERTS = (
     ),
     Alert(
         "SternaNoInstance",
-        'up{job="sterna"} == 1 unless on (job) count by (job) '
-        '(sterna_instance_total_tokens{job="sterna"} == sterna_instance_total_tokens)',
+        f"up{{{OUR_JOBS}}} == 1 unless on (job) count by (job) "
+        "(sterna_instance_total_tokens == sterna_instance_total_tokens)",
         "2m",
         "page",
         "No instance has reported.",
@@ -140,6 +143,10 @@ class Panel:
     may_be_negative: bool = False
 
 
+INSTANCE = "{{job}} {{instance}}"
+"""The legend of an instance's curve."""
+
+
 def _shown(name: str) -> str:
     """The metric, of the servers that are chosen in the dashboard."""
     return f'{name}{{job=~"$job"}}'
@@ -154,8 +161,8 @@ def _rate_of(series: str) -> str:
 
 
 def _by_instance(name: str) -> str:
-    """The gauge of each instance, which several front ends show."""
-    return f"max by (instance) ({_shown(f'sterna_instance_{name}')})"
+    """The gauge of each instance, which several front ends show. Each server has an `i0`."""
+    return f"max by (job, instance) ({_shown(f'sterna_instance_{name}')})"
 
 
 def _of_servers(name: str) -> str:
@@ -174,13 +181,13 @@ def _quantiles(name: str, *labels: str) -> dict[str, str]:
 
 
 def _of_instances(name: str) -> dict[str, str]:
-    return {"{{instance}}": _by_instance(name)}
+    return {INSTANCE: _by_instance(name)}
 
 
 def _rate_of_instances(name: str) -> dict[str, str]:
     """By `deriv`, because these are sums in gauges, which end with their instance."""
     gauge = _shown(f"sterna_instance_{name}")
-    return {"{{instance}}": f"max by (instance) (deriv({gauge}[$__rate_interval]))"}
+    return {INSTANCE: f"max by (job, instance) (deriv({gauge}[$__rate_interval]))"}
 
 
 COMMITTED = 'sterna_migrations_total{job=~"$job", outcome="committed"}'
@@ -233,7 +240,7 @@ ROWS: Mapping[str, tuple[Panel, ...]] = {
             "percentunit",
             {
                 "{{job}}": f"max by (job) ({_shown('vllm:kv_cache_usage_perc')})",
-                "{{instance}}": f"{_by_instance('used_tokens')} / {_by_instance('total_tokens')}",
+                INSTANCE: f"{_by_instance('used_tokens')} / {_by_instance('total_tokens')}",
             },
         ),
         Panel(
@@ -267,7 +274,7 @@ ROWS: Mapping[str, tuple[Panel, ...]] = {
             {
                 "all": f"sum({_rate('vllm:prefix_cache_hits_total')}) / "
                 f"sum({_rate('vllm:prefix_cache_queries_total')})",
-                "{{instance}}, since its start": f"{_by_instance('prefix_hit_tokens')} / "
+                f"{INSTANCE}, since its start": f"{_by_instance('prefix_hit_tokens')} / "
                 f"{_by_instance('prefix_tokens')}",
             },
         ),

@@ -1,5 +1,6 @@
 """The Helm chart, rendered and linted by Helm itself."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import helm_python
 import kubernetes_validate
 import pytest
 import yaml
-from helm_python.errors import HelmValuesError
+from helm_python.errors import HelmError, HelmValuesError
 
 from sterna.cli.serve.serve_options import TABLES
 from tests.deploy.kubernetes_versions import KUBERNETES_VERSIONS
@@ -121,6 +122,7 @@ def test_every_value_has_its_place() -> None:
         "limits": {"memory": "128Gi", "nvidia.com/gpu": "8"},
     }
     pod = qwen["spec"]["template"]["spec"]
+    assert pod["automountServiceAccountToken"] is False
     claimed = [each.get("persistentVolumeClaim", {}).get("claimName") for each in pod["volumes"]]
     (claim,) = of_kind("PersistentVolumeClaim", manifests)
     assert claimed == [None, claim["metadata"]["name"], None]
@@ -134,7 +136,16 @@ def test_every_value_has_its_place() -> None:
     services = {each["metadata"]["name"] for each in of_kind("Service", manifests)}
     assert path["backend"]["service"]["name"] in services
     (monitor,) = of_kind("PodMonitor", manifests)
-    assert monitor["spec"]["podMetricsEndpoints"][0]["honorLabels"] is True
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint["honorLabels"] is True
+    (job,) = endpoint["relabelings"]
+    selector = of_kind("Service", manifests)[0]["spec"]["selector"]
+    labels = {f"__meta_kubernetes_pod_label_{re.sub('[./]', '_', each)}" for each in selector}
+    # What differs between the servers of all releases.
+    assert labels >= {each for each in job["sourceLabels"] if "label" in each}
+    assert [each.rpartition("_")[2] for each in job["sourceLabels"]] == [
+        *("namespace", "instance", "component")
+    ]
 
 
 def test_a_service_finds_its_pod_and_no_other() -> None:
@@ -175,10 +186,39 @@ def test_a_pod_is_ended_only_after_its_requests() -> None:
         {"replicaCount": "two"},
         {"modelURL": ""},
         {"vllmConfig": {"enablePrefixCaching": "yes"}},
+        {"vllmConfig": {"maxNumSeqs": 64}},
+        {"hf_token": "hf_secret"},
+        {"hf_token": {"secretName": "hf"}},
+        {"enabled": False},
     ],
     ids=str,
 )
-def test_a_wrong_value_is_refused(wrong: dict[str, Any]) -> None:
-    values = {"servingEngineSpec": {"modelSpec": [{**QWEN, **wrong}]}}
+def test_a_wrong_value_of_a_model_is_refused(wrong: dict[str, Any]) -> None:
+    refused({"servingEngineSpec": {"modelSpec": [{**QWEN, **wrong}]}})
+
+
+@pytest.mark.parametrize(
+    "unknown",
+    [
+        {"servingEngineSpec": {"vllmApiKey": {"secretName": "keys", "secretKey": "k"}}},
+        {"routerSpec": {"vllmApiKey": "secret"}},
+        {"routerSpec": {"ingress": {"hosts": [{"host": "llm.example.org"}]}}},
+        {"cacheserverSpec": {"replicaCount": 1}},
+    ],
+    ids=str,
+)
+def test_a_value_that_would_mean_nothing_is_refused(unknown: dict[str, Any]) -> None:
+    """Those of vLLM's production stack can be brought along; a key that the chart did not read
+    would leave the API open."""
+    refused(unknown)
+
+
+def refused(values: dict[str, Any]) -> None:
     with pytest.raises(HelmValuesError):
         helm_python.Chart.load(CHART).validate_schema(values)
+
+
+def test_a_host_of_no_model_is_refused() -> None:
+    hosts = [{"host": "llm.example.org", "model": "qwem"}]
+    with pytest.raises(HelmError, match='there is no model "qwem"'):
+        rendered({"routerSpec": {"ingress": {"enabled": True, "hosts": hosts}}})

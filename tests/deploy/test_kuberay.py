@@ -91,9 +91,12 @@ def test_the_head_is_the_pod_of_one_node_that_others_may_join() -> None:
 
 def test_workers_know_the_heads_token_and_answer_at_the_port_that_is_asked() -> None:
     head, worker = container_of(HEAD), container_of(WORKERS)
-    # Operators' commands run in the head's pod.
-    assert worker["env"] == [each for each in head["env"] if each["name"] != "STERNA_API_KEY"]
+    # The API and operators' commands are in the head's pod, and its keys are not for instances.
+    keys = ("STERNA_API_KEY", "VLLM_API_KEY")
+    assert worker["env"] == [each for each in head["env"] if each["name"] not in keys]
     assert worker["image"] == head["image"]
+    specs = [each["template"]["spec"] for each in (HEAD, WORKERS)]
+    assert [each["automountServiceAccountToken"] for each in specs] == [False, False]
     (script,) = worker["args"]
     (port,) = worker["ports"]
     assert f"--node-manager-port={port['containerPort']}" in script.split()

@@ -87,12 +87,17 @@ def gone(name: str) -> dict[str, str]:
 
 UP = series("up", "1x60")
 INSTANCE = series("sterna_instance_total_tokens", "1000x60", instance="i0")
+OF_ANOTHER = [
+    series("up", "1x60", job="sterna-small"),
+    series("sterna_instance_total_tokens", "1000x60", instance="i0", job="sterna-small"),
+]
+"""Another server, which is well."""
 MIGRATIONS = "sterna_migrations_total"
 
 CASES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
     "SternaDown": ([series("up", "0x60")], [UP, INSTANCE]),
     "SternaNoInstance": (
-        [UP, gone("sterna_instance_total_tokens")],
+        [UP, gone("sterna_instance_total_tokens"), *OF_ANOTHER],
         [UP, INSTANCE, gone("sterna_instance_total_tokens")],
     ),
     "SternaRequestsHeld": (
