@@ -180,6 +180,39 @@ def test_requests_that_are_too_long_are_drawn_again_where_lengths_are_drawn(
         assert not np.array_equal(other.input_tokens, trace.input_tokens)
 
 
+@pytest.mark.parametrize(
+    ("trace", "divisor", "limit"),
+    [("reasoning", 1, 12_560), ("reasoning", 10, 900), ("prompts:8-2048-256-128", 1, 2_400)],
+)
+def test_mixes_with_prefixes_have_lengths_that_are_drawn_again(
+    trace: str, divisor: int, limit: int
+) -> None:
+    workload = Workload(trace, 1_000, 1.0, divisor=divisor)
+    whole = build_trace(workload)
+    limited = build_trace(replace(workload, max_total_tokens=limit))
+    is_too_long = whole.input_tokens + whole.output_tokens > limit
+    assert 100 < is_too_long.sum() < 500
+    assert (limited.input_tokens + limited.output_tokens).max() <= limit
+    assert np.array_equal(limited.output_tokens[~is_too_long], whole.output_tokens[~is_too_long])
+    assert np.array_equal(limited.arrival_s, whole.arrival_s)
+    assert limited.prefix_blocks is not None
+    assert whole.prefix_blocks is not None
+    assert np.array_equal(limited.prefix_blocks.ids, whole.prefix_blocks.ids)
+    last, first = limited.output_tokens[-100:], limited.output_tokens[:100]
+    assert not np.array_equal(last, first), "the first ones are not taken twice"
+
+
+def test_sessions_that_are_cut_short_are_followed_by_further_ones() -> None:
+    """Twice as many requests begin with the same sessions."""
+    workload = Workload("agents", 400, 1.0, divisor=16, max_total_tokens=6_000)
+    trace = build_trace(workload)
+    assert len(trace) == 400
+    assert (trace.input_tokens + trace.output_tokens).max() <= 6_000
+    more = build_trace(replace(workload, num_requests=1_600, max_total_tokens=None))
+    is_short = more.input_tokens + more.output_tokens <= 6_000
+    assert trace.output_tokens.tolist() == more.output_tokens[is_short][:400].tolist()
+
+
 def test_a_limit_that_leaves_nothing_out_changes_nothing() -> None:
     for trace in ("M-M", "L-L", "azure-conv"):
         workload = Workload(trace, 2_000, 1.0)

@@ -189,9 +189,10 @@ def test_a_wrong_line_of_csv_is_named(line: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("priority", "-1", "priority must be a whole number from 0 (normal) on, not '-1'"),
-        ("priority", "high", "priority must be a whole number from 0 (normal) on, not 'high'"),
-        ("priority", "0.5", "priority must be a whole number from 0 (normal) on, not '0.5'"),
+        ("priority", "-1", "priority must be {priority}, not '-1'"),
+        ("priority", "high", "priority must be {priority}, not 'high'"),
+        ("priority", "0.5", "priority must be {priority}, not '0.5'"),
+        ("priority", "1001", "priority must be {priority}, not '1001'"),
         ("prefix_blocks", "3-1", "prefix_blocks must be {blocks}, not '3-1'"),
         ("prefix_blocks", "a", "prefix_blocks must be {blocks}, not 'a'"),
         ("prefix_blocks", "1-", "prefix_blocks must be {blocks}, not '1-'"),
@@ -202,7 +203,8 @@ def test_a_wrong_line_of_csv_is_named(line: str, message: str) -> None:
 def test_a_wrong_optional_value_is_named(field: str, value: str, message: str) -> None:
     refusal = refusal_of_csv(f"input_tokens,output_tokens,{field}", "1,1,0", f"1,1,{value}")
     blocks = "whole numbers and runs A-B, separated by spaces"
-    assert refusal == f"f.csv, line 3: {message.format(blocks=blocks)}"
+    priority = "a whole number from 0 (normal) to 1,000"
+    assert refusal == f"f.csv, line 3: {message.format(blocks=blocks, priority=priority)}"
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,8 @@ class Workload:
         class_fractions: for each priority, the fraction of the requests that have it; the rest are
             normal. Empty: as in the file, or all normal.
         max_total_tokens: limit of input and output together. Longer requests are drawn again if
-            the trace has drawn lengths (see `has_drawn_lengths`), and otherwise left out.
+            the trace has drawn lengths (see `has_drawn_lengths`), and otherwise left out; of
+            `agents` as many further ones are drawn.
         divisor: all lengths of a trace that is not drawn are divided by it.
         think_divisor: the times between the turns of sessions are divided by it.
 
@@ -154,18 +155,7 @@ def build_trace(workload: Workload) -> Trace:
     """
     draws = np.random.RandomState(workload.seed)
     name, rows = _rows(workload, draws)
-    if workload.divisor != 1:
-        if has_drawn_lengths(workload.trace):
-            raise ConfigurationError(
-                f"trace {name} has lengths that are drawn: choose smaller means, as in "
-                "zipf:256-128, instead of dividing them"
-            )
-        rows = rows.divided(workload.divisor)
-    if workload.think_divisor != 1.0:
-        if rows.turns is None:
-            raise ConfigurationError(f"trace {name} has no sessions whose turns have think times")
-        think_s = rows.turns.think_s / workload.think_divisor
-        rows = replace(rows, turns=replace(rows.turns, think_s=think_s))
+    rows = _divided(workload, name, rows)
     if workload.max_total_tokens is not None:
         rows = _short_enough(workload, rows, workload.max_total_tokens)
     num_requests = workload.num_requests or len(rows)
@@ -188,8 +178,16 @@ def build_trace(workload: Workload) -> Trace:
 
 
 def has_drawn_lengths(trace: str) -> bool:
-    """Whether the lengths of the trace are drawn by seed, so that it has any number of requests."""
-    return _means(trace.strip()) is not None
+    """Whether the lengths of each request of the trace are drawn by seed, without regard to those
+    of others."""
+    text = trace.strip()
+    is_mix = text.lower() == "reasoning" or _PROMPTS.fullmatch(text) is not None
+    return is_mix or _means(text) is not None
+
+
+def has_same_lengths(trace: str) -> bool:
+    """Whether the lengths of the trace's requests are the same with every seed."""
+    return not has_drawn_lengths(trace) and trace.strip().lower() not in _DRAWN
 
 
 # ---------------------------------------------------------------------------- lengths
@@ -246,22 +244,53 @@ def _drawn(means: tuple[str, int, int], num_requests: int, draws: Draws) -> Rows
     )
 
 
+def _divided(workload: Workload, name: str, rows: Rows) -> Rows:
+    if workload.divisor != 1:
+        if _means(workload.trace.strip()) is not None:
+            raise ConfigurationError(
+                f"trace {name} has lengths that are drawn: choose smaller means, as in "
+                "zipf:256-128, instead of dividing them"
+            )
+        rows = rows.divided(workload.divisor)
+    if workload.think_divisor != 1.0:
+        if rows.turns is None:
+            raise ConfigurationError(f"trace {name} has no sessions whose turns have think times")
+        think_s = rows.turns.think_s / workload.think_divisor
+        rows = replace(rows, turns=replace(rows.turns, think_s=think_s))
+    return rows
+
+
 def _short_enough(workload: Workload, rows: Rows, max_total_tokens: int) -> Rows:
-    means = _means(workload.trace.strip())
-    if means is None:
-        return rows.no_longer_than(max_total_tokens)
+    if has_drawn_lengths(workload.trace):
+        return _drawn_again(workload, rows, max_total_tokens)
+    short = rows.no_longer_than(max_total_tokens)
+    if not has_same_lengths(workload.trace):
+        num_wanted = num_drawn = len(rows)
+        while len(short) < num_wanted:
+            # The same sessions, and as many again behind them.
+            num_drawn *= 2
+            more = replace(workload, num_requests=num_drawn)
+            name, rows = _rows(more, np.random.RandomState(workload.seed))
+            short = _divided(more, name, rows).no_longer_than(max_total_tokens)
+        short = short.repeated_to(num_wanted)
+    return short
+
+
+def _drawn_again(workload: Workload, rows: Rows, max_total_tokens: int) -> Rows:
+    """The requests, with other lengths where they were too long."""
     draws = np.random.RandomState([workload.seed, 2])
     input_tokens, output_tokens = rows.input_tokens.copy(), rows.output_tokens.copy()
     left = np.flatnonzero(input_tokens + output_tokens > max_total_tokens)
     while len(left):
-        # A large sample, since the rule fixes the mean of the sample. Its shortest length is the
-        # most frequent one: if any request is short enough, some of these are.
-        others = _drawn(means, PAPER_NUM_REQUESTS, draws).no_longer_than(max_total_tokens)
+        # A large sample, since the paper's rule fixes the mean of the sample. Its shortest length
+        # is the most frequent one: if any request is short enough, some of these are.
+        name, others = _rows(replace(workload, num_requests=PAPER_NUM_REQUESTS), draws)
+        others = _divided(workload, name, others).no_longer_than(max_total_tokens)
         num_found = min(len(left), len(others))
         input_tokens[left[:num_found]] = others.input_tokens[:num_found]
         output_tokens[left[:num_found]] = others.output_tokens[:num_found]
         left = left[num_found:]
-    return Rows(input_tokens, output_tokens)
+    return replace(rows, input_tokens=input_tokens, output_tokens=output_tokens)
 
 
 _PAIR = re.compile(r"([SML])-([SML])")

@@ -26,6 +26,7 @@ import numpy as np
 from sterna.errors import ConfigurationError
 from sterna.workload.prefix import MOONCAKE_BLOCK_TOKENS, PrefixBlocks
 from sterna.workload.rows import Rows
+from sterna.workload.trace import MAX_PRIORITY
 from sterna.workload.turns import SessionTurns
 
 MAX_WHOLE = 10**9
@@ -196,11 +197,11 @@ def _error(name: str, line: int, what: str) -> ConfigurationError:
 # ---------------------------------------------------------------------------- columns and values
 
 
-def _whole(value: object, lowest: int) -> int:
+def _whole(value: object, lowest: int, highest: int = MAX_WHOLE) -> int:
     if isinstance(value, bool):
         raise TypeError
     number = _decimal(value)
-    if number != math.floor(number) or not lowest <= number <= MAX_WHOLE:
+    if number != math.floor(number) or not lowest <= number <= highest:
         raise ValueError
     return int(number)
 
@@ -287,8 +288,8 @@ _FORMATS: tuple[tuple[_Column, ...], ...] = (
         _Column(
             "priority",
             "priority",
-            lambda value: _whole(value, 0),
-            "a whole number from 0 (normal) on",
+            lambda value: _whole(value, 0, MAX_PRIORITY),
+            f"a whole number from 0 (normal) to {MAX_PRIORITY:,}",
         ),
         _Column(
             "prefix_blocks",

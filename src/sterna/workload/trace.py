@@ -9,6 +9,9 @@ from sterna.errors import ConfigurationError
 from sterna.workload.prefix import PrefixBlocks
 from sterna.workload.turns import Turns
 
+MAX_PRIORITY = 1_000
+"""A simulation counts the requests of each priority up to the highest."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
@@ -20,7 +23,8 @@ class Trace:
             its first one.
         input_tokens: int64[n], at least 1.
         output_tokens: int64[n], at least 1: the number of tokens that the model will produce.
-        priority: int64[n], the execution priority, which is also the scheduling priority.
+        priority: int64[n], the execution priority, which is also the scheduling priority; at most
+            MAX_PRIORITY.
         prefix_blocks: the blocks of every prompt; None if the trace does not have them.
         turns: which requests follow answers to others; None if all come by themselves.
 
@@ -41,7 +45,11 @@ class Trace:
             ("arrival_s", np.diff(self.arrival_s, prepend=0.0) >= 0, "ascending and from 0 on"),
             ("input_tokens", self.input_tokens >= 1, "at least 1"),
             ("output_tokens", self.output_tokens >= 1, "at least 1"),
-            ("priority", self.priority >= 0, "at least 0 (normal)"),
+            (
+                "priority",
+                (self.priority >= 0) & (self.priority <= MAX_PRIORITY),
+                f"from 0 (normal) to {MAX_PRIORITY:,}",
+            ),
         ):
             if len(is_valid) != len(self):
                 raise ConfigurationError(

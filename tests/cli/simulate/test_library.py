@@ -77,6 +77,13 @@ def test_a_class_runs_in_one_process() -> None:
         sterna.simulate(Fewest, **SMALL, processes=2)
 
 
+def test_two_classes_of_one_name_are_refused() -> None:
+    """As in a loop over a parameter: one would take the place of the other."""
+    policies = [type("Mine", (Fewest,), {"limit": limit}) for limit in (1, 2)]
+    with pytest.raises(ConfigurationError, match="two policies are called Mine: give each class"):
+        sterna.simulate(*policies, **SMALL)
+
+
 def test_the_pages_example_runs() -> None:
     policy, example = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     quick = example.replace("rate=7.0", "rate=7.0, requests=50").replace("[1, 2, 3]", "[1]")

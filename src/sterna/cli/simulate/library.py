@@ -68,8 +68,12 @@ def simulate(*policies: str | type[Policy], **options: Any) -> Simulated:
     for policy in policies or (DEFAULT_POLICY,):
         if isinstance(policy, str):
             configs[policy] = configuration(args, policy)
+        elif (name := policy.__name__) in configs:
+            raise ConfigurationError(
+                f"two policies are called {name}: give each class a name (`__name__`) of its own"
+            )
         else:
-            configs[policy.__name__] = configuration(args, policy.base, policy().as_config())
+            configs[name] = configuration(args, policy.base, policy().as_config())
     if args.processes is not None and not all(isinstance(each, str) for each in policies):
         # That of a notebook cannot be imported by another process.
         raise ConfigurationError("processes: a policy that is a class runs in this process alone")

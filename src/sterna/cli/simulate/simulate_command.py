@@ -152,15 +152,14 @@ def _plain(value: Any) -> Any:
 def jobs_of(args: argparse.Namespace, configs: Mapping[str, "SimulationConfig"]) -> list["Job"]:
     """One job for each of these policies, by their labels, and each seed, in this order."""
     from sterna.simulator.runs import Job
-    from sterna.workload.catalog import has_drawn_lengths
+    from sterna.workload.catalog import has_same_lengths
 
     # All policies get the same requests, so that each must fit every policy's instances.
     limit = min(config.engine.total_tokens for config in configs.values())
     if args.max_total_tokens is not None:
         limit = min(limit, args.max_total_tokens)
     workloads = [workload_of(args, seed, limit) for seed in dict.fromkeys(args.seed)]
-    # The lengths of a file are the same with every seed.
-    for workload in workloads if has_drawn_lengths(args.trace) else workloads[:1]:
+    for workload in workloads[:1] if has_same_lengths(args.trace) else workloads:
         report_long_requests(workload, limit)
     return [
         Job(workload, config, label) for label, config in configs.items() for workload in workloads

@@ -110,7 +110,7 @@ def report_long_requests(workload: "Workload", max_total_tokens: int) -> None:
     Raises:
         ConfigurationError: there is no such trace, or none of it is short enough.
     """
-    from sterna.workload.catalog import build_trace, has_drawn_lengths
+    from sterna.workload.catalog import build_trace, has_drawn_lengths, has_same_lengths
 
     whole = build_trace(replace(workload, max_total_tokens=None))
     num_too_long = int((whole.input_tokens + whole.output_tokens > max_total_tokens).sum())
@@ -121,7 +121,7 @@ def report_long_requests(workload: "Workload", max_total_tokens: int) -> None:
         build_trace(workload)
     if has_drawn_lengths(workload.trace):
         happens = f"drawn again ({num_too_long:,} of {len(whole):,}, seed {workload.seed})"
-    elif workload.num_requests is None:
+    elif workload.num_requests is None and has_same_lengths(workload.trace):
         happens = f"left out ({num_too_long:,} of {len(whole):,})"
     else:
         happens = (
