@@ -37,6 +37,14 @@ def half_width(values: Sequence[float]) -> float:
     return t * float(np.std(values, ddof=1)) / math.sqrt(len(values))
 
 
+def _is_at_least(value: float, low: float, high: float, bound: float) -> bool | None:
+    """Whether a value with this interval is the bound or more; None: it has numbers on both sides.
+    Without an interval the value itself decides."""
+    if math.isnan(low):
+        return value >= bound
+    return None if low < bound <= high else low >= bound
+
+
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """A number that follows from several seeds.
@@ -58,15 +66,11 @@ class Estimate:
 
     def at_least(self, bound: float) -> bool | None:
         """Whether the number is this or more; None: the interval has numbers on both sides."""
-        if math.isnan(self.low):
-            return self.mean >= bound
-        return None if self.low < bound <= self.high else self.low >= bound
+        return _is_at_least(self.mean, self.low, self.high, bound)
 
     def at_most(self, bound: float) -> bool | None:
         """Whether the number is this or less; None: the interval has numbers on both sides."""
-        if math.isnan(self.low):
-            return self.mean <= bound
-        return None if self.low <= bound < self.high else self.high <= bound
+        return _is_at_least(-self.mean, -self.high, -self.low, -bound)
 
     def __str__(self) -> str:
         if math.isnan(self.low):
@@ -91,6 +95,14 @@ class Middle:
         draws = np.random.default_rng(0).integers(len(values), size=(NUM_RESAMPLES, len(values)))
         low, high = np.percentile(np.median(ordered[draws], axis=1), TAILS)
         return cls(float(np.median(ordered)), float(low), float(high))
+
+    def at_least(self, bound: float) -> bool | None:
+        """Whether the number is this or more; None: the interval has numbers on both sides."""
+        return _is_at_least(self.median, self.low, self.high, bound)
+
+    def at_most(self, bound: float) -> bool | None:
+        """Whether the number is this or less; None: the interval has numbers on both sides."""
+        return _is_at_least(-self.median, -self.high, -self.low, -bound)
 
     def text(self, digits: int) -> str:
         """With this number of digits behind the point."""

@@ -20,6 +20,7 @@ from bench.kinds.cases import CASES
 from bench.kinds.report import RECOVERIES, in_words, same_or_others
 from bench.migration import data_plane_report
 from bench.migration.goals import goals
+from bench.migration.report import noise
 
 COMMAND = "python -m bench.gpu"
 PAGE = results_io.ROOT / "docs" / "gpu.md"
@@ -81,7 +82,7 @@ def _migrations(document: Document) -> str:
         *("step meanwhile [ms]", "stop and copy [ms]", "stages", "moves"),
     )
     found = goal_list([asdict(each) for each in goals(rows)])
-    return f"Medians:\n\n{markdown_table(header, lines)}\n\n{found}"
+    return f"Medians.{noise(rows)}\n\n{markdown_table(header, lines)}\n\n{found}"
 
 
 def _kinds(document: Document) -> str:

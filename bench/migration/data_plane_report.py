@@ -7,6 +7,7 @@ from typing import Any
 from bench.common.comparison import Middle
 from bench.common.pages import Goal, goal_list
 from bench.common.tables import Row, markdown_table, number, rounded
+from bench.migration.report import noise
 
 LEAST_WIRE_SHARE = 0.8
 
@@ -67,7 +68,8 @@ def markdown(rows: Sequence[Row]) -> str:
     ]
     return "\n\n".join(
         [
-            "Medians, with 90 % intervals of the shares over pairs of runs:",
+            "Medians, with 90 % intervals of the shares over pairs of runs."
+            + noise(_transfers(rows)),
             markdown_table(header, lines),
             "Blocks of a shuffled cache to and from a staging buffer, in one thread:",
             markdown_table(("copy", "MiB", "time [ms]", "GB/s"), copies),

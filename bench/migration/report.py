@@ -107,11 +107,11 @@ def _headline(document: Mapping[str, Any]) -> str:
         f"Measured on {document['date'][:10]} at commit {document['commit']}: "
         f"{hardware['cpu']}, {hardware['num_cores']} cores, {model}, "
         f"two instances on one host. Medians of {span(live)} live migrations, {span(copied)} by "
-        f"stop and copy, {span(recompute)} by recompute.{_noise(rows)}"
+        f"stop and copy, {span(recompute)} by recompute.{noise(rows)}"
     )
 
 
-def _noise(rows: Sequence[Row]) -> str:
+def noise(rows: Sequence[Row]) -> str:
     """A note for readers when the machine was not quiet."""
     foreign_cores = max((row["foreign_cores"] for row in rows), default=0.0)
     if foreign_cores <= MAX_FOREIGN_CORES:

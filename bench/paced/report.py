@@ -31,6 +31,7 @@ SHOWN: Mapping[str, tuple[str, float]] = {
     "migrations": ("moves", 1),
     "late_steps": ("late steps", 1),
     "late_s": ("by [s]", 1),
+    "foreign_cores": ("other load [cores]", 1),
 }
 
 
@@ -106,14 +107,22 @@ def _factors(rows: Sequence[Row]) -> str:
 
 
 def _predictions(rows: Sequence[Row]) -> str:
-    """What the simulator predicts over what was measured, round by round."""
     case = rows[0]["point"]
-    lines = []
-    for policy in _policies(rows):
-        kinds = [{**row, "policy": row["kind"]} for row in rows if row["policy"] == policy]
-        cells = (_text(factor(kinds, metric, PACED, SIMULATED, [case])) for metric in COMPARED)
-        lines.append([f"`{policy}`", *cells])
+    lines = [
+        [f"`{policy}`", *(_text(predicted(rows, metric, case, policy)) for metric in COMPARED)]
+        for policy in _policies(rows)
+    ]
     return markdown_table(["policy", *COMPARED.values()], lines)
+
+
+def predicted(rows: Sequence[Row], metric: str, case: str, policy: str) -> Estimate | None:
+    """What the simulator predicts over what was measured, round by round."""
+    kinds = [
+        {**row, "policy": row["kind"]}
+        for row in rows
+        if (row["point"], row["policy"]) == (case, policy)
+    ]
+    return factor(kinds, metric, PACED, SIMULATED, [case])
 
 
 def _mean(rows: Sequence[Row], case: str, policy: str, kind: str, column: str) -> float | None:

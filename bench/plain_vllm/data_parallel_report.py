@@ -7,7 +7,7 @@ from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
-from bench.common.comparison import factor
+from bench.common.comparison import Estimate, factor
 from bench.common.pages import Goal, goal_list
 from bench.common.tables import Row, markdown_table, number, rounded, span
 from bench.plain_vllm.sides import SIDES, STERNA, VLLM, VLLM_LEAN
@@ -42,8 +42,8 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
         {
             "replicas": num_replicas,
             "side": name,
-            "throughput_ratio": rounded(_throughput_ratio(of_number, name)),
-            "ttft_p99_ratio": rounded(_ratio(of_number, AS_THEY_COME, "ttft_p99_s", name)),
+            "throughput_ratio": _mean(_throughput_ratio(of_number, name)),
+            "ttft_p99_ratio": _mean(_ratio(of_number, AS_THEY_COME, "ttft_p99_s", name)),
         }
         for num_replicas, of_number in _by_number(rows)
         for name in OF_VLLM
@@ -60,10 +60,11 @@ def goals(rows: Sequence[Row]) -> list[Goal]:
             of_what = f"{num_replicas} replicas, against {name}"
             if (ratio := _throughput_ratio(of_number, name)) is not None:
                 what = f"{of_what}: output tokens a second, requests {AT_ONCE}"
-                found.append(Goal(what, "at least 1", f"{ratio:.2f} times as many", ratio >= 1))
+                is_reached = ratio.at_least(1.0)
+                found.append(Goal(what, "at least 1", f"{ratio} times as many", is_reached))
             if (ratio := _ratio(of_number, AS_THEY_COME, "ttft_p99_s", name)) is not None:
                 what = f"{of_what}: P99 TTFT, requests {AS_THEY_COME}"
-                found.append(Goal(what, "better", f"{ratio:.2f} times better", ratio > 1))
+                found.append(Goal(what, "better", f"{ratio} times better", ratio.at_least(1.0)))
     return found
 
 
@@ -94,16 +95,19 @@ def _by_number(rows: Sequence[Row]) -> list[tuple[int, list[Row]]]:
     return [(each, [row for row in rows if row["replicas"] == each]) for each in numbers]
 
 
-def _throughput_ratio(rows: Sequence[Row], name: str) -> float | None:
+def _throughput_ratio(rows: Sequence[Row], name: str) -> Estimate | None:
     # Of two throughputs the factor is the other's over Sterna's.
     ratio = _ratio(rows, AT_ONCE, "output_tokens_per_s", name)
-    return None if ratio is None else 1 / ratio
+    return None if ratio is None else Estimate(1 / ratio.mean, 1 / ratio.high, 1 / ratio.low)
 
 
-def _ratio(rows: Sequence[Row], load: str, metric: str, name: str) -> float | None:
+def _ratio(rows: Sequence[Row], load: str, metric: str, name: str) -> Estimate | None:
     alike = [{**row, "point": "", "policy": row["side"]} for row in rows if row["load"] == load]
-    found = factor(alike, metric, STERNA, name, [""])
-    return None if found is None else found.mean
+    return factor(alike, metric, STERNA, name, [""])
+
+
+def _mean(ratio: Estimate | None) -> float | None:
+    return None if ratio is None else rounded(ratio.mean)
 
 
 def _absolute(rows: Sequence[Row]) -> str:

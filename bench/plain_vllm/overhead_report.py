@@ -128,15 +128,15 @@ def goals(rows: Sequence[Row]) -> list[Goal]:
             found.append(
                 Goal(
                     f"{name}: throughput", f"at least {least:g}", ratio.text(3),
-                    ratio.median >= least,
+                    ratio.at_least(least),
                 )
             )  # fmt: skip
         else:
             added, tpot = compared["ttft"], compared["tpot"]
             most = f"at most {MOST_TTFT_MS:g} ms"
-            is_reached = added.median <= MOST_TTFT_MS
+            is_reached = added.at_most(MOST_TTFT_MS)
             found.append(Goal(f"{name}: added to TTFT", most, f"{added.text(1)} ms", is_reached))
-            most, is_reached = f"at most {MOST_TPOT:g}", tpot.median <= MOST_TPOT
+            most, is_reached = f"at most {MOST_TPOT:g}", tpot.at_most(MOST_TPOT)
             found.append(Goal(f"{name}: TPOT", most, tpot.text(3), is_reached))
     idle = _of_idle(rows, STERNA, "idle_cores")
     if not math.isnan(idle):

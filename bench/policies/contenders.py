@@ -80,13 +80,30 @@ FREEING = "sterna:victim=freeing"
 MORE = (AHEAD, EXPECTED, FREEING)
 """Sterna's policy with a part that it leaves off."""
 
+ENGINE_COSTS = "costs of the engine"
+"""Sterna's policy with the costs of the simulated engine in place of its own (`runs`)."""
+
+VALUES = (
+    ENGINE_COSTS,
+    "sterna:ageing_tokens_per_s=0",
+    "sterna:reserves_after_s=120",
+    "sterna:balance_after_tokens=0",
+    "sterna:backlog_tokens=1000000",
+)
+"""Sterna's policy with other values of single parameters."""
+
 COSTS = (
     "sterna:pair_cost=0",
     "sterna:request_cost=1.2",
     "sterna:kv_token_cost=0.0015",
     "sterna:kv_token_cost=0.006",
+    "sterna:eviction_weight=0",
+    "sterna:copy_start_cost=0",
 )
 """Sterna's dispatch with other costs than those of the engine."""
+
+PARTS = (*ALONE, *WITHOUT, *MORE, *VALUES, *COSTS)
+"""All variants for what single parts and parameters do."""
 
 
 def combinations(name: str) -> list[str]:
@@ -105,7 +122,7 @@ def contenders(family: str, tuned: Mapping[str, str], *, has_parts: bool) -> Seq
         tuned: the best variant of each rule (`search.tuned`).
         has_parts: whether single parts of Sterna's policy run as well.
     """
-    parts: Sequence[str] = (*ALONE, *WITHOUT, EXPECTED) if has_parts else ()
+    parts: Sequence[str] = (*ALONE, *WITHOUT, EXPECTED, *VALUES) if has_parts else ()
     match family:
         case "paper" | "clusters":
             others: Sequence[str] = ("infaas++", "round-robin", "vllm-dp")

@@ -10,16 +10,13 @@ from bench.common.comparison import mean
 from bench.common.tables import Row
 from bench.paper.drawing import figure
 from bench.policies.contenders import (
-    ALONE,
     BOUNDS,
-    COSTS,
     FREE_MOVES,
-    MORE,
+    PARTS,
     POOLED,
     SOLO,
     STERNA,
     TRUE_LENGTHS,
-    WITHOUT,
 )
 from bench.policies.families import (
     FAMILIES,
@@ -54,7 +51,7 @@ def draw(rows: Sequence[Row], folder: Path, name: str) -> None:
 
 def _of(rows: Sequence[Row], family: str) -> list[Row]:
     """Rows of the whole policies and of the bounds, of the seeds that all have."""
-    left_out = {*ALONE, *WITHOUT, *MORE, *COSTS}
+    left_out = set(PARTS)
     return [
         row
         for row in rows

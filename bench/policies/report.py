@@ -14,13 +14,16 @@ from bench.policies.contenders import (
     BOUNDS,
     BY_FREENESS,
     COSTS,
+    ENGINE_COSTS,
     FREE_MOVES,
     LLUMNIX,
     MORE,
+    PARTS,
     POOLED,
     SOLO,
     STERNA,
     TRUE_LENGTHS,
+    VALUES,
     WITHOUT,
 )
 from bench.policies.families import (
@@ -85,7 +88,7 @@ def markdown(rows: Sequence[Row], goals: Sequence[Mapping[str, object]]) -> str:
 def _paper_tables(rows: Sequence[Row], family: Family) -> list[str]:
     chosen = [each.name for each in family.points if each.chooses]
     others = [each.name for each in family.points if not each.chooses]
-    whole = [each for each in _policies(rows) if each not in (*ALONE, *WITHOUT, *MORE)]
+    whole = [each for each in _policies(rows) if each not in PARTS]
     return [
         "Against Llumnix with live load reports; a factor above 1 is better. Means over the points "
         f"and seeds ({NUM_DECIDING_SEEDS} of `sterna`, {NUM_SEEDS} of all others), with 90 % "
@@ -112,7 +115,7 @@ def _cluster_tables(rows: Sequence[Row], family: Family) -> list[str]:
         if not policies:
             continue
         parts += [folded(point.name, _absolute(rows, point.name))]
-        if point.has_parts and not policies.isdisjoint((*ALONE, *WITHOUT)):
+        if point.has_parts and not policies.isdisjoint(PARTS):
             parts += [_parts_table(rows, [point.name], f"{point.name}: its parts, one at a time")]
     return parts
 
@@ -123,7 +126,7 @@ def _prefix_tables(rows: Sequence[Row], family: Family) -> list[str]:
         note = " (parameters were chosen on it, with other seeds)" if point.chooses else ""
         parts += [folded(f"{point.name}{note}", _absolute(rows, point.name))]
     names = [each.name for each in family.points if each.has_parts]
-    return [*parts, _parts_table(rows, names), _costs_table(rows, names)]
+    return [*parts, _parts_table(rows, names)]
 
 
 def _reasoning_tables(rows: Sequence[Row], family: Family) -> list[str]:
@@ -200,6 +203,7 @@ def _parts_table(
     alone = [each for each in ALONE if each in policies]
     without = [each for each in WITHOUT if each in policies]
     more = [each for each in MORE if each in policies]
+    values = [each for each in (*VALUES, *COSTS) if each in policies]
     text = (
         "Llumnix with one part more, against Llumnix:\n\n"
         + _factors(rows, alone, shown, points)
@@ -209,18 +213,10 @@ def _parts_table(
     if more:
         text += "\n\nWith one part more, against the same:\n\n"
         text += _factors(rows, more, shown, points, STERNA)
+    if values:
+        text += "\n\nWith another value of a parameter, against the same:\n\n"
+        text += _factors(rows, values, shown, points, STERNA)
     return folded(title, text)
-
-
-def _costs_table(rows: Sequence[Row], points: Sequence[str]) -> str:
-    shown = {each: METRICS[each] for each in SHOWN}
-    return folded(
-        "Other costs than the engine's",
-        "Against Sterna's policy:\n\n"
-        + _factors(
-            rows, [each for each in COSTS if each in _policies(rows)], shown, points, STERNA
-        ),
-    )
 
 
 _COLUMNS: Mapping[str, tuple[str, float]] = {
@@ -247,7 +243,7 @@ _COLUMNS: Mapping[str, tuple[str, float]] = {
 def _absolute(rows: Sequence[Row], point: str) -> str:
     """Means over the seeds that all have, of the policies that are no single parts."""
     rows = [row for row in rows if row["seed"] <= NUM_SEEDS]
-    policies = [each for each in _policies(rows) if each not in (*ALONE, *WITHOUT, *MORE, *COSTS)]
+    policies = [each for each in _policies(rows) if each not in PARTS]
     known = {
         column: name
         for column, name in _COLUMNS.items()
@@ -285,7 +281,7 @@ def _policies(rows: Sequence[Row]) -> list[str]:
 
 
 def _shown(policy: str) -> str:
-    return f"*{policy}*" if policy in BOUNDS else f"`{policy}`"
+    return f"*{policy}*" if policy in (*BOUNDS, ENGINE_COSTS) else f"`{policy}`"
 
 
 def _text(value: object) -> str:

@@ -8,11 +8,12 @@ from bench.common.command import simulation_progress
 from bench.common.tables import Row
 from bench.policies import contenders
 from bench.policies.bounds import alone, pooled, with_free_moves, with_true_lengths
-from bench.policies.contenders import BOUNDS, SOLO, STERNA
+from bench.policies.contenders import BOUNDS, ENGINE_COSTS, SOLO, STERNA
 from bench.policies.families import Point
 from bench.policies.measures import row_of
 from sterna.cli.simulate.simulate_command import configuration, jobs_of
 from sterna.cli.simulate.simulate_options import add_simulate_options
+from sterna.config import Soonest
 from sterna.simulator.runs import Job, map_runs
 
 QUICK_REQUESTS = 100
@@ -26,7 +27,8 @@ def jobs(
     parser = argparse.ArgumentParser(allow_abbrev=False)
     add_simulate_options(parser)
     args = parser.parse_args([*point.options, "--seed", *map(str, seeds)])
-    policies = dict.fromkeys([STERNA, *(each for each in names if each not in BOUNDS)])
+    made = (*BOUNDS, ENGINE_COSTS)
+    policies = dict.fromkeys([STERNA, *(each for each in names if each not in made)])
     runs = jobs_of(args, {policy: configuration(args, policy) for policy in policies})
     if is_quick:
         runs = [
@@ -35,7 +37,7 @@ def jobs(
         ]
     found: list[Job] = []
     for name in names:
-        of_policy = [each for each in runs if each.policy == (STERNA if name in BOUNDS else name)]
+        of_policy = [each for each in runs if each.policy == (STERNA if name in made else name)]
         match name:
             case contenders.SOLO:
                 pass
@@ -45,9 +47,27 @@ def jobs(
                 found += map(with_free_moves, of_policy)
             case contenders.TRUE_LENGTHS:
                 found += map(with_true_lengths, of_policy)
+            case contenders.ENGINE_COSTS:
+                found += map(with_engine_costs, of_policy)
             case _:
                 found += of_policy
     return found
+
+
+def with_engine_costs(job: Job) -> Job:
+    """The same requests under the same policy, whose dispatch has the costs of the engine."""
+    config, rule = job.config, job.config.policy.dispatch
+    assert isinstance(rule, Soonest)
+    step, token_s = config.step_time, config.step_time.prefill_token_s
+    rule = replace(
+        rule,
+        pair_cost=step.prefill_pair_s / token_s,
+        request_cost=step.decode_request_s / token_s,
+        kv_token_cost=step.decode_token_s / token_s,
+        copy_token_cost=config.copy_time.block_s / config.engine.block_size / token_s,
+    )
+    policy = replace(config.policy, dispatch=rule)
+    return Job(job.workload, replace(config, policy=policy), ENGINE_COSTS)
 
 
 def rows_of(

@@ -112,7 +112,7 @@ def goals(rows: Sequence[Row]) -> list[Goal]:
         found.append(
             Goal(
                 "vLLM's share of what a token costs", f"at least {LEAST_VLLM_SHARE:g}",
-                share.text(2), share.median >= LEAST_VLLM_SHARE,
+                share.text(2), share.at_least(LEAST_VLLM_SHARE),
             )
         )  # fmt: skip
     if many := [row for row in rows if row["n"] >= 5_000]:

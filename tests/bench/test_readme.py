@@ -1,6 +1,9 @@
 """The README's numbers and its picture are those of the result files."""
 
+import json
+import math
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ import pytest
 from bench.common import results_io
 from bench.common.comparison import Estimate, factor
 from bench.migration import downtime_plot
+from bench.paced.report import predicted
 from bench.paced.runs import PACED
 from bench.policies.contenders import LLUMNIX, STERNA
 from bench.policies.families import FAMILIES
@@ -102,16 +106,33 @@ def test_the_cost_of_scaling_is_what_was_measured() -> None:
     ).replace("%", " %") in row("One to three instances")
 
 
+VERDICTS = ("reproduced", "partly", "not", "not judged")
+
+
 def test_the_verdicts_are_counted_as_the_page_counts_them() -> None:
     page = (ROOT / "docs" / "evaluation.md").read_text("utf-8")
     (together,) = re.findall(r"^\| \*\*together\*\* \|(.*)\|$", page, re.MULTILINE)
     counts = [int(each) for each in together.split("|") if each.strip()]
     reproduced, partly, missed, unjudged = counts
-    line = row("The paper's ")
-    assert f"The paper's {reproduced + partly + missed + unjudged} claims" in line
+    line = row("75 claims about ")
+    assert reproduced + partly + missed + unjudged == 75
     assert (
-        f" {reproduced} reproduced, {partly} partly, {missed} not, {unjudged} not judged "
+        f" {reproduced} reproduced, {partly} partly, {missed} not, {unjudged} not judged. "
     ) in line
+    claims = [
+        each
+        for path in (results_io.RESULTS / "paper").glob("*.json")
+        for each in json.loads(path.read_text("utf-8")).get("claims", ())
+    ]
+    counts_of = [
+        Counter(each["verdict"] for each in claims if ("points" in each["note"]) is from_plots)
+        for from_plots in (False, True)
+    ]
+    stated, read = (
+        (sum(each.values()), ", ".join(str(each[name]) for name in VERDICTS)) for each in counts_of
+    )
+    assert f" {stated[0]} of them ({stated[1]}); {read[0]} are numbers read" in line
+    assert f"its plots ({read[1]}). " in line
 
 
 @pytest.mark.parametrize("page", ["light", "dark"])
@@ -173,8 +194,8 @@ def test_policies_on_paced_engines_are_as_much_better_as_was_measured() -> None:
     medium = first_tokens("M-M, 4 instances", LLUMNIX)
     assert (
         f"First tokens come {sharegpt['mean', LLUMNIX]} times sooner in the mean than with "
-        f"Llumnix's rules, P99 {sharegpt['p99', LLUMNIX]} times; than with llm-d's rule "
-        f"{sharegpt['mean', 'llm-d'].mean:.2f} and {sharegpt['p99', 'llm-d'].mean:.2f} times. On "
+        f"Llumnix's rules, P99 {sharegpt['p99', LLUMNIX]} times; than with llm-d's rule, untuned, "
+        f"{sharegpt['mean', 'llm-d']} and {sharegpt['p99', 'llm-d']} times. On "
         f"medium lengths (M-M) {medium['mean', LLUMNIX]} and {medium['p99', LLUMNIX]} times "
     ) in row("Policies on four real vLLM engines")
     case = "reasoning, 4 instances"
@@ -196,7 +217,26 @@ def test_sessions_on_paced_engines_have_first_tokens_as_much_sooner_as_was_measu
         f"{found['p99', 'llm-d-tuned'].mean:.2f} times, than with Llumnix's, which looks at "
         f"no caches, {found['mean', LLUMNIX].mean:.2f} and "
         f"{found['p99', LLUMNIX].mean:.2f} times. With "
-        "SGLang's rule, tuned, they come as soon: "
-        f"{found['mean', 'sglang-tuned'].mean:.2f} and {found['p99', 'sglang-tuned'].mean:.2f} "
-        "times. |"
+        "SGLang's rule, tuned, they come sooner than with Sterna's: "
+        f"{found['mean', 'sglang-tuned']} times in the mean, P99 {found['p99', 'sglang-tuned']}; "
+        "P99 TPOT is "
+        f"{on_paced_engines('sessions, 4 instances', 'tpot_p99_s', 'sglang-tuned')} times better "
+        "with Sterna's. |"
     ) in row("The same, agents' sessions")
+
+
+def test_the_simulators_errors_are_those_that_were_found() -> None:
+    rows = results_io.read("paced")["rows"]
+    kinds = {(each["point"], each["policy"]) for each in rows if each["kind"] == PACED}
+
+    def errors(metric: str) -> list[float]:
+        found = [predicted(rows, metric, *each) for each in kinds]
+        return [each.mean for each in found if each is not None]
+
+    most = max(abs(each - 1) for each in errors("request_mean_s"))
+    lowest, highest = min(errors("ttft_mean_s")), max(errors("ttft_mean_s"))
+    assert (
+        f"The simulator predicted every mean request latency within {math.ceil(100 * most)} %, but "
+        "mean TTFT as "
+        f"{lowest:.2f} to {highest:.2f} times what it was. |"
+    ) in row("Policies on four real vLLM engines")

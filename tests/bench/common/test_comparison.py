@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.common.comparison import Estimate, best, estimate, factor, half_width, mean
+from bench.common.comparison import Estimate, Middle, best, estimate, factor, half_width, mean
 from bench.policies.contenders import GRIDS, combinations, contenders
 from bench.policies.search import score, tuned
 
@@ -91,10 +91,11 @@ def test_nine_of_ten_intervals_hold_the_mean_of_what_they_are_drawn_from(num: in
 def test_a_bound_within_the_interval_is_not_decided(
     low: float, high: float, at_least: bool | None, at_most: bool | None
 ) -> None:
-    found = Estimate((low + high) / 2, low, high)
-    assert (found.at_least(1.0), found.at_most(1.0)) == (at_least, at_most)
-    single = Estimate(1.0, math.nan, math.nan)
-    assert (single.at_least(1.0), single.at_most(0.9)) == (True, False)
+    for kind in (Estimate, Middle):
+        found = kind((low + high) / 2, low, high)
+        assert (found.at_least(1.0), found.at_most(1.0)) == (at_least, at_most)
+        single = kind(1.0, math.nan, math.nan)
+        assert (single.at_least(1.0), single.at_most(0.9)) == (True, False)
 
 
 def test_a_number_from_rows_has_an_interval_over_their_seeds() -> None:

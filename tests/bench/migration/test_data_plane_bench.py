@@ -34,7 +34,7 @@ ROWS = [
     {
         **{"operation": "transfer", "model": "m", "transport": "tcp", "tokens": tokens},
         **{"copy_bytes": 2**20, "wire_ms": {"median": 2.0}, "gb_per_s": 0.5},
-        **{"arrived_ms": {"median": 2.5, "p99": 3.0}},
+        **{"arrived_ms": {"median": 2.5, "p99": 3.0}, "foreign_cores": 0.0},
         "wire_share": {"median": share, "low": 0.1, "high": 0.9},
     }
     for tokens, share in ((16, 0.2), (256, 0.85), (512, 0.7))
