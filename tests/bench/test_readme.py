@@ -198,6 +198,11 @@ def test_policies_on_paced_engines_are_as_much_better_as_was_measured() -> None:
         f"{sharegpt['mean', 'llm-d']} and {sharegpt['p99', 'llm-d']} times. On "
         f"medium lengths (M-M) {medium['mean', LLUMNIX]} and {medium['p99', LLUMNIX]} times "
     ) in row("Policies on four real vLLM engines")
+    eight = first_tokens("ShareGPT, 8 instances", LLUMNIX)
+    assert (
+        f"On eight engines (ShareGPT's lengths) {eight['mean', LLUMNIX]} and "
+        f"{eight['p99', LLUMNIX]} times. "
+    ) in row("Policies on four real vLLM engines")
     case = "reasoning, 4 instances"
     assert (
         f"On long outputs P99 comes {on_paced_engines(case, 'ttft_p99_s', LLUMNIX)} times sooner "
