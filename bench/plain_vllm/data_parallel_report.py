@@ -1,5 +1,5 @@
-"""Tables and goals of `sterna bench data-parallel`, for each number of replicas. Pure, from rows
-alone."""
+"""Report of `sterna bench data-parallel`: tables and goals for each number of replicas. Pure, from
+rows alone."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -83,6 +83,9 @@ MORE = (AHEAD, EXPECTED, FREEING)
 ENGINE_COSTS = "costs of the engine"
 """Sterna's policy with the costs of the simulated engine in place of its own (`runs`)."""
 
+DERIVED = (*BOUNDS, ENGINE_COSTS)
+"""Those that are made from runs of Sterna's policy, and no names of `sterna simulate`."""
+
 VALUES = (
     ENGINE_COSTS,
     "sterna:ageing_tokens_per_s=0",

@@ -1,4 +1,4 @@
-"""Tables and goals of the comparison of policies, for docs/policies.md. Pure."""
+"""Report of the comparison of policies: tables and goals for docs/policies.md. Pure."""
 
 import itertools
 import math
@@ -11,10 +11,9 @@ from bench.common.tables import Row, folded, markdown_table, number
 from bench.policies.contenders import (
     AHEAD,
     ALONE,
-    BOUNDS,
     BY_FREENESS,
     COSTS,
-    ENGINE_COSTS,
+    DERIVED,
     FREE_MOVES,
     LLUMNIX,
     MORE,
@@ -281,7 +280,7 @@ def _policies(rows: Sequence[Row]) -> list[str]:
 
 
 def _shown(policy: str) -> str:
-    return f"*{policy}*" if policy in (*BOUNDS, ENGINE_COSTS) else f"`{policy}`"
+    return f"*{policy}*" if policy in DERIVED else f"`{policy}`"
 
 
 def _text(value: object) -> str:
@@ -566,7 +565,7 @@ def rate_at(rows: Sequence[Row], policy: str, tpot_s: float) -> float | None:
 
 def _peers(rows: Sequence[Row]) -> list[str]:
     """The rules of others."""
-    own = (*BOUNDS, LLUMNIX, STERNA)
+    own = (*DERIVED, LLUMNIX, STERNA)
     return [each for each in _policies(rows) if each.partition(":")[0] not in own]
 
 

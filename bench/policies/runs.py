@@ -8,7 +8,7 @@ from bench.common.command import simulation_progress
 from bench.common.tables import Row
 from bench.policies import contenders
 from bench.policies.bounds import alone, pooled, with_free_moves, with_true_lengths
-from bench.policies.contenders import BOUNDS, ENGINE_COSTS, SOLO, STERNA
+from bench.policies.contenders import DERIVED, ENGINE_COSTS, SOLO, STERNA
 from bench.policies.families import Point
 from bench.policies.measures import row_of
 from sterna.cli.simulate.simulate_command import configuration, jobs_of
@@ -27,8 +27,7 @@ def jobs(
     parser = argparse.ArgumentParser(allow_abbrev=False)
     add_simulate_options(parser)
     args = parser.parse_args([*point.options, "--seed", *map(str, seeds)])
-    made = (*BOUNDS, ENGINE_COSTS)
-    policies = dict.fromkeys([STERNA, *(each for each in names if each not in made)])
+    policies = dict.fromkeys([STERNA, *(each for each in names if each not in DERIVED)])
     runs = jobs_of(args, {policy: configuration(args, policy) for policy in policies})
     if is_quick:
         runs = [
@@ -37,7 +36,7 @@ def jobs(
         ]
     found: list[Job] = []
     for name in names:
-        of_policy = [each for each in runs if each.policy == (STERNA if name in made else name)]
+        of_policy = [each for each in runs if each.policy == (STERNA if name in DERIVED else name)]
         match name:
             case contenders.SOLO:
                 pass

@@ -96,6 +96,20 @@ def test_next_turns_are_compared_with_those_that_found_their_prefix() -> None:
     assert [each.is_reached for each in even] == [True, True, True]
 
 
+def test_variants_of_sternas_own_are_no_rules_of_others() -> None:
+    of_family = rows("prefixes")
+    for row in of_family:
+        if row["policy"] in (ENGINE_COSTS, AHEAD):
+            row |= {"ttft_p99_s": 0.1, "prefix_reuse": 2.0}
+    (goal,) = [
+        each
+        for each in report.goals(of_family)
+        if each.name.startswith("agents: TTFT P99 against the best other one")
+    ]
+    assert goal.found.startswith("1.00 [1.00, 1.00]")
+    assert ENGINE_COSTS not in goal.name
+
+
 def test_copies_ahead_may_cost_few_tokens() -> None:
     of_family = rows("prefixes", output_tokens_per_s=100.0)
     for row in of_family:
