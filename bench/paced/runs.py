@@ -59,7 +59,7 @@ def paced_row(case: Case, job: Job, model: Path, hardware: Path, log: Path, note
     """
     options = case.serve_options(model, hardware, job.policy)
     with started(options, log) as server:
-        server.warm_up()
+        server.warm_up(case.instances)
         before = _prefix_hits(server)
         what = f"{case.name}, {job.policy}"
         done = server.measure(build_trace(job.workload), what, seed=job.workload.seed)

@@ -103,7 +103,7 @@ def wall_clock_row(num_instances: int, seconds: float, seed: int, notes: Notes) 
     )
     trace = build_trace(Workload(TRACE, round(rate * seconds), rate, seed=seed))
     with started(options, log) as server:
-        server.warm_up()
+        server.warm_up(num_instances)
         done = server.measure(trace, f"{num_instances} instances", seed=seed)
     notes.say_outcome(done)
     stalls = stalls_of(log.read_text("utf-8", "replace"))

@@ -34,7 +34,6 @@ MAX_FOREIGN_CORES = 0.1
 
 LOOK_INTERVAL_S = 5.0
 
-NUM_WARM_UP_REQUESTS = 4
 WARM_UP_SEED = 2_000_000
 """Seed of other prompts than those of the runs, which must be in no cache."""
 
@@ -71,11 +70,10 @@ class Server:
         is_known = origin.startswith(("default", "--target-load"))
         return {"tokens": int(found[1]), "from": origin if is_known else "sterna profile"}
 
-    def warm_up(self) -> None:
-        """Send each instance a request: an engine's first steps take longer."""
-        self.measure(
-            burst(NUM_WARM_UP_REQUESTS, STEP_LENGTHS, seed=0), "warm-up", seed=WARM_UP_SEED
-        )
+    def warm_up(self, num_requests: int = 4) -> None:
+        """Send requests at once, at least one for each instance: an engine's first steps take
+        longer."""
+        self.measure(burst(num_requests, STEP_LENGTHS, seed=0), "warm-up", seed=WARM_UP_SEED)
 
     def measure(
         self,

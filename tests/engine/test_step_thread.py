@@ -189,6 +189,15 @@ def test_after_a_pause_a_step_begins_when_it_begins() -> None:
     assert hardware.step(DECODE, 0.001, a=request(50, 50)) == pytest.approx(10.0 + 2 * DECODE_S)
 
 
+def test_after_a_step_that_could_compute_nothing_a_step_begins_when_it_begins() -> None:
+    """As when all that waits here waits for memory."""
+    hardware = Hardware()
+    hardware.step(DECODE, 0.001, a=request(50, 50))
+    hardware.step({}, 0.001)
+    hardware.spend(10.0)
+    assert hardware.step(DECODE, 0.001, a=request(50, 50)) == pytest.approx(10.001 + 2 * DECODE_S)
+
+
 def test_a_late_step_is_counted_and_makes_the_next_one_no_shorter(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -163,6 +163,29 @@ def test_what_is_still_to_be_computed_is_shown(vllm_core: Any) -> None:
     finish(core)
 
 
+def test_a_preempted_request_is_shown_with_all_that_it_computes_again(vllm_core: Any) -> None:
+    """By hand: its 43 tokens fit into one step, in which they are still to be computed."""
+    core = with_scheduler(vllm_core)
+    shown = []
+    core.scheduler.on_scheduled = (
+        lambda _: shown.extend(core.scheduler.view(InstanceId("i0"), False).running),
+    )
+    add(core, "a", 40)
+    for _ in range(3):
+        step(core)
+    assert core.scheduler.reset_prefix_cache(reset_running_requests=True)
+    for _ in range(2):
+        step(core)
+    assert [(each.num_tokens, each.uncomputed_tokens, each.immovable) for each in shown] == [
+        (40, 40, Immovable.PREFILLING),
+        (41, 0, None),
+        (42, 0, None),
+        (43, 43, Immovable.PREFILLING),
+        (44, 0, None),
+    ]
+    finish(core)
+
+
 def test_what_the_prefix_cache_gets_and_loses_is_recorded(vllm_core: Any) -> None:
     """The scheduler of the cluster finds by it what this one finds; an emptied cache is told as a
     whole."""

@@ -263,8 +263,7 @@ class MigratingScheduler(Scheduler):
             return int(request.num_tokens - self._found[request.request_id])
         if not _is_prefilling(request):
             return 0
-        num_valid_tokens = request.num_computed_tokens - request.num_in_flight_tokens
-        return int(request.num_tokens - num_valid_tokens)
+        return int(request.num_tokens - _num_valid_tokens(request))
 
     def _num_cached_tokens(self, request: Request) -> int:
         """The tokens that the prefix cache has of a request without memory."""
@@ -313,7 +312,7 @@ class MigratingScheduler(Scheduler):
         if request is None:
             return None
         # Tokens of steps in flight are not in memory yet.
-        return self._progress(request, request.num_computed_tokens - request.num_in_flight_tokens)
+        return self._progress(request, _num_valid_tokens(request))
 
     def _progress(self, request: Request, num_valid_tokens: int) -> RequestPosition:
         return RequestPosition(
@@ -340,7 +339,7 @@ class MigratingScheduler(Scheduler):
         unit_tokens = self.groups.unit_tokens
         being_computed: set[int] = set()
         for request in self.running:
-            num_valid = request.num_computed_tokens - request.num_in_flight_tokens
+            num_valid = _num_valid_tokens(request)
             (block_ids,) = self.groups.block_ids(request.request_id)[:1]
             being_computed.update(block_ids[num_valid // unit_tokens :])
         self.prefixes.keep(effect, self.cache_reports, being_computed)
@@ -630,8 +629,16 @@ class MigratingScheduler(Scheduler):
 
 
 def _is_prefilling(request: Request) -> bool:
-    # The second condition holds for a preempted request that is being prefilled again.
-    return bool(request.num_output_tokens == 0 or request.is_prefill_chunk)
+    # The second condition holds for a preempted request that is being prefilled again, also in the
+    # step that ends it.
+    return bool(
+        request.num_output_tokens == 0 or _num_valid_tokens(request) < request.num_tokens - 1
+    )
+
+
+def _num_valid_tokens(request: Request) -> int:
+    # vLLM counts tokens as computed when it has scheduled them.
+    return int(request.num_computed_tokens - request.num_in_flight_tokens)
 
 
 class MigratingAsyncScheduler(MigratingScheduler, AsyncScheduler):

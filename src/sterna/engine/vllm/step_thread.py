@@ -222,7 +222,7 @@ class Pace:
             )
 
     def pause(self) -> None:
-        """The thread has nothing to step: the next step begins when it begins."""
+        """Nothing is computed meanwhile: the next step begins when it begins."""
         self._last_end_s = -math.inf
 
     def begin(self) -> None:
@@ -233,6 +233,8 @@ class Pace:
     def end(self) -> None:
         """A step has been computed: wait until its time is over."""
         if self._duration_s == 0.0:
+            # Nothing could be computed, and the hardware was idle.
+            self.pause()
             return
         end_s, now_s = self._begun_s + self._duration_s, self._clock()
         self._num_steps += 1
