@@ -136,6 +136,8 @@ def test_a_class_that_decides_is_not_asked_twice() -> None:
     [
         (LLUMNIX, "freest"),
         (STERNA, "soonest"),
+        (PRESETS["llm-d"], "llm-d"),
+        (PRESETS["production-stack"], "production-stack"),
         (replace(LLUMNIX, dispatch=DispatchRule.POWER_OF_TWO), "power_of_two"),
     ],
 )

@@ -177,6 +177,39 @@ def test_no_request_moves_to_where_memory_is_kept_free() -> None:
     assert destinations(replace(source, is_terminating=True), is_held=True) == to_the_other
 
 
+def test_memory_is_kept_free_also_while_nothing_else_could_be_dispatched() -> None:
+    policy = replace(LLUMNIX, binds_late=True, reserves_after_s=10.0)
+    core = scheduler(evenly_loaded("i0", M - 64, 8), full("i1", 2_000), policy=policy)
+    core.on_request(ask("large", 4_000), 0.0)
+    core.on_tick(10.1)
+    assert dict(core.destinations) == {}
+
+
+def test_no_memory_is_kept_free_for_a_request_that_was_cancelled() -> None:
+    policy = replace(LLUMNIX, binds_late=True, reserves_after_s=10.0)
+    core = scheduler(evenly_loaded("i0", M - 64, 8), full("i1", 2_000), policy=policy)
+    core.on_request(ask("large", 4_000), 0.0)
+    core.on_request(ask("other", 3_000), 5.0)
+    core.on_tick(10.1)
+    assert dict(core.destinations) == {}
+    core.on_cancel(RequestId("large"), 10.2)
+    core.on_tick(10.4)
+    assert dict(core.destinations) == {InstanceId("i0"): InstanceId("i1")}
+
+
+def test_memory_is_kept_free_where_the_request_can_ever_be() -> None:
+    """The emptier instance is too small for it."""
+    core = scheduler(
+        instance("i0", total_tokens=2_000),
+        full("i1", 1_000),
+        policy=replace(LATE, reserves_after_s=10.0),
+    )
+    core.on_request(ask("large", 4_000), 0.0)
+    assert places(core.on_request(ask("small", 160), 10.0)) == [("small", "i0")]
+    assert core.on_load(report(full("i1", 3_000), sequence=2), 11.0) == []
+    assert places(core.on_load(report(full("i1", 4_000), sequence=3), 12.0)) == [("large", "i1")]
+
+
 def test_while_memory_is_kept_free_requests_move_to_where_there_is_other_memory() -> None:
     policy = replace(LLUMNIX, binds_late=True, reserves_after_s=10.0)
     cluster = evenly_loaded("i0", M - 64, 8), full("i1", 3_000), full("i2", 2_500)
@@ -185,6 +218,12 @@ def test_while_memory_is_kept_free_requests_move_to_where_there_is_other_memory(
     core.on_request(ask("small", 160), 10.0)
     core.on_tick(10.1)
     assert dict(core.destinations) == {InstanceId("i0"): InstanceId("i2")}
+
+
+def test_without_an_instance_nothing_is_due_at_the_limit() -> None:
+    core = scheduler(policy=replace(LATE, hold_limit_s=5.0))
+    core.on_request(ask("a"), 1.0)
+    assert core.next_deadline_s is None
 
 
 def test_after_the_limit_a_request_is_dispatched_all_the_same() -> None:

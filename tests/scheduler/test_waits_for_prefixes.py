@@ -136,6 +136,19 @@ def test_it_waits_no_longer_for_an_instance_that_leaves() -> None:
     assert (core.num_held, core.next_deadline_s) == (0, None)
 
 
+def test_a_line_that_gets_short_makes_room_where_nothing_is_reported() -> None:
+    """By hand: while the line is long each request needs 48 tokens more, and so i0 has no room for
+    the prompt; what makes the line short says nothing of i0."""
+    policy = replace(WAITING, growth_steps=48.0, crowded_share=0.1)
+    cluster = full("i0", PROMPT + 16), full("i1", PROMPT + 64)
+    core = scheduler(*cluster, policy=policy, r={"i0": 1_000})
+    assert core.on_request(prompt("large", M), 0.0) == []
+    assert core.on_request(prompt("r"), 0.1) == []
+    core.on_cancel(RequestId("large"), 0.2)
+    effects = core.on_load(report(full("i1", PROMPT + 48), policy, sequence=2), 0.3)
+    assert places(effects) == [("r", "i0")]
+
+
 def test_where_it_would_be_copied_it_waits_for_no_longer_than_that_takes() -> None:
     """By hand: 1,000 tokens would be copied in the time of 300 + 0.1 x 1,000; 4 seconds at 100."""
     copying = Soonest(pair_cost=0.0, copy_token_cost=0.1, copy_start_cost=300.0)

@@ -5,7 +5,7 @@ A decision is made first, and explained afterwards: nothing here is computed in 
 
 import numpy as np
 
-from sterna.config import DispatchRule, PolicyConfig
+from sterna.config import DispatchRule, PolicyConfig, prefix_rule_name
 from sterna.messages.reasons import DispatchReason, InstanceSeen, MoveCause, MoveReason
 from sterna.policy.candidate_table import (
     FREENESS,
@@ -59,7 +59,7 @@ def rule_name(policy: PolicyConfig) -> str:
     if policy.own is not None:
         return policy.name
     rule = policy.dispatch
-    return rule.value if isinstance(rule, DispatchRule) else type(rule).__name__.lower()
+    return rule.value if isinstance(rule, DispatchRule) else prefix_rule_name(rule)
 
 
 def move_reason(source: Candidate, destination: Candidate, policy: PolicyConfig) -> MoveReason:

@@ -103,8 +103,8 @@ class GlobalScheduler:
         self._instances = KnownInstances(policy, in_flight_lease_s)
         self._held = HeldRequests(policy)
         self._copies = PrefixCopies(policy, prefixes)
-        # The instance whose memory is kept free for a held request.
-        self._kept_free: InstanceId | None = None
+        # Those by which waits for prefixes were last looked at.
+        self._last_growth_steps = 0.0
         self._last_destinations: dict[InstanceId, InstanceId | None] = {}
         self._pending: frozenset[InstanceId] = frozenset()
 
@@ -120,7 +120,7 @@ class GlobalScheduler:
         """When a held request may no longer wait for memory, or for that of one instance."""
         limit_s, first_s = self._held.first_prefix_limit_s, self._held.first_since_s
         hold_limit_s = self._policy.hold_limit_s
-        if self._policy.binds_late and first_s is not None and hold_limit_s is not None:
+        if self._waits_for_memory and first_s is not None and hold_limit_s is not None:
             limit_s = min(limit_s, first_s + hold_limit_s)
         return limit_s
 
@@ -316,7 +316,7 @@ class GlobalScheduler:
             self._next_round_s = now_s + self._policy.round_interval_s
         self._instances.drop_expired(now_s)
         if self._policy.migrates:
-            effects += self._pair()
+            effects += self._pair(now_s)
         effects += self._copies.copy_ahead(self.candidates, now_s)
         return effects + self._scale(now_s)
 
@@ -341,15 +341,15 @@ class GlobalScheduler:
         room = self._room() if self._policy.binds_late else None
         if room is not None and not self._may_fit(room, now_s):
             return effects
-        self._kept_free = None
+        kept_free: InstanceId | None = None
         for request in self._held.in_line():
             candidates = self.candidates
             if room is not None and self._may_wait(request, room, now_s):
                 # This comparison alone tells most of many requests.
                 if request.demand_tokens > room.most_tokens:
-                    if self._kept_free is None and self._keeps_room(request, now_s):
-                        self._kept_free = room.roomiest
-                        room = self._room(self._kept_free)
+                    if kept_free is None and self._keeps_room(request, now_s):
+                        kept_free = room.roomiest_for(request.demand_tokens)
+                        room = self._room(kept_free)
                         if not self._may_fit(room, now_s):
                             break
                     continue
@@ -366,10 +366,24 @@ class GlobalScheduler:
             if room is not None:
                 if not self._held:
                     break
-                room = self._room(self._kept_free)
+                room = self._room(kept_free)
                 if not self._may_fit(room, now_s):
                     break
         return effects
+
+    def _kept_free(self, now_s: float) -> InstanceId | None:
+        """The instance whose memory is kept free for a held request; None without such a one."""
+        if self._policy.reserves_after_s is None or not self._waits_for_memory:
+            return None
+        room = self._room()
+        for request in self._held.in_line():
+            if (
+                request.demand_tokens > room.most_tokens
+                and self._may_wait(request, room, now_s)
+                and self._keeps_room(request, now_s)
+            ):
+                return room.roomiest_for(request.demand_tokens)
+        return None
 
     def _bind(
         self, request: DispatchRequest, new: NewRequest, choice: Choice, now_s: float
@@ -445,6 +459,13 @@ class GlobalScheduler:
         """Those that wait for one of these instances are back in line if it has memory for them, or
         is to get no requests; and so are those that have waited long enough."""
         self._held.end_overdue_waits(now_s)
+        if not self._policy.awaits_prefix:
+            return
+        growth_steps = self.growth_steps
+        if growth_steps != self._last_growth_steps:
+            # All have other room now, also those that did not report.
+            self._last_growth_steps = growth_steps
+            reported = tuple(self._held.awaited_instances)
         for instance_id in reported:
             if instance_id in self._held.awaited_instances:
                 candidate, room_tokens = self.candidates.find(instance_id), math.inf
@@ -481,9 +502,8 @@ class GlobalScheduler:
         self._instances.send(request, new, instance_id, number, now_s)
         return Dispatch(request.request_id, request.frontend_id, instance_id, number, reason)
 
-    def _pair(self) -> list[Effect]:
-        candidates = self.candidates
-        kept_free = self._kept_free if self._held else None
+    def _pair(self, now_s: float) -> list[Effect]:
+        candidates, kept_free = self.candidates, self._kept_free(now_s)
         pairs = pair(candidates, self._policy, kept_free)
         effects: list[Effect] = []
         last = self._last_destinations

@@ -24,14 +24,12 @@ class Room:
         tokens: what each of them has left.
         most_tokens: the most that one has left.
         total_tokens: that of the largest. A request that needs more would wait for ever.
-        roomiest: the one that has the most left; None if there is none.
     """
 
     candidates: CandidateTable
     tokens: Column
     most_tokens: float
     total_tokens: float
-    roomiest: InstanceId | None
 
     @classmethod
     def of(
@@ -51,17 +49,23 @@ class Room:
         if kept_free is not None:
             staying = staying.where(staying.spread({kept_free: 1.0}) == 0)
             if not len(staying):
-                return cls(staying, NO_COLUMN, 0, most_total_tokens, None)
+                return cls(staying, NO_COLUMN, 0, most_total_tokens)
         tokens = staying.column(ROOM_TOKENS)
         if growth_steps:
             tokens = tokens - growth_steps * staying.column(NUM_REQUESTS)
-        row = int(tokens.argmax())
-        most_tokens = float(tokens[row])
-        return cls(staying, tokens, most_tokens, most_total_tokens, staying[row].instance_id)
+        return cls(staying, tokens, float(tokens[tokens.argmax()]), most_total_tokens)
 
     def candidates_for(self, demand_tokens: int) -> CandidateTable:
         """Those that have room for a request."""
         return self.candidates.where(self.tokens >= demand_tokens)
 
+    def roomiest_for(self, demand_tokens: int) -> InstanceId | None:
+        """The one that has the most left, of those that could ever hold a request."""
+        holds = self.candidates.column(TOTAL_TOKENS) >= demand_tokens
+        if not holds.any():
+            return None
+        row = int(np.where(holds, self.tokens, -np.inf).argmax())
+        return self.candidates[row].instance_id
 
-NO_ROOM = Room(CandidateTable(), NO_COLUMN, 0, 0, None)
+
+NO_ROOM = Room(CandidateTable(), NO_COLUMN, 0, 0)

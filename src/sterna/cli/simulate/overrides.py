@@ -21,6 +21,7 @@ from sterna.config import (
     MigrationConfig,
     PolicyConfig,
     ScalingConfig,
+    prefix_rule_name,
 )
 from sterna.engine.emulated.config import EmulatedEngineConfig
 from sterna.engine.emulated.durations import CopyTime, StepTime
@@ -209,7 +210,7 @@ def _text(value: Any) -> str:
     if isinstance(value, Enum):
         return str(value.value).replace("_", "-")
     if is_dataclass(value):
-        return next(name for name, each in PREFIX_RULES.items() if isinstance(value, each))
+        return prefix_rule_name(value)
     if isinstance(value, Mapping):
         return ",".join(f"{key}:{each}" for key, each in value.items())
     return (
