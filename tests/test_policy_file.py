@@ -126,6 +126,15 @@ else:
     assert run("get", str(sent)).split() == ["Largest", "0.5", "0"]
 
 
+def test_a_simulation_says_which_pair_cannot_be() -> None:
+    class Alone(Policy):
+        def pair(self, instances: Any) -> Any:
+            return {each.instance_id: each.instance_id for each in instances}
+
+    with pytest.raises(ConfigurationError, match="'i0' cannot be its own destination"):
+        scheduler(Alone().as_config(), instance("i0")).on_tick(10.0)
+
+
 def test_in_a_server_a_class_that_fails_ends_nothing(
     file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -84,6 +84,7 @@ def fail(_: Any) -> Any:
         ("dispatch", (REQUEST, BOTH), lambda _: None, "None is not the instance_id"),
         ("pair", (BOTH,), fail, "no coffee"),
         ("pair", (BOTH,), lambda _: {"i0": "i9"}, "'i9' is not the instance_id"),
+        ("pair", (BOTH,), lambda _: {"i0": "i0"}, "'i0' cannot be its own destination"),
         ("pair", (BOTH,), lambda _: None, "not iterable"),
         ("victims", (VIEW,), fail, "no coffee"),
         (

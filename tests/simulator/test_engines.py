@@ -9,13 +9,14 @@ from sterna.engine.drains import Left
 from sterna.engine.emulated.config import EmulatedEngineConfig, StepMode
 from sterna.engine.emulated.requests import RequestState
 from sterna.migration.messages import Drain, Mode, Reason
+from sterna.policy.presets import LLUMNIX
 from sterna.simulator.config import SimulationConfig
 from sterna.simulator.engines import Engines, request_id_of
 from sterna.simulator.fast import FastEngines
 from sterna.simulator.plain import PlainEngines
 from sterna.types import InstanceId, MigrationId
 from sterna.workload.trace import Trace
-from tests.simulator.builders import configuration, requests
+from tests.simulator.builders import configuration, requests, with_sessions
 
 MakeEngines = Callable[[Trace, SimulationConfig], Engines]
 CHUNKED = EmulatedEngineConfig(
@@ -54,7 +55,7 @@ def test_a_request_preempted_in_its_prompt_is_adopted_by_its_arrival(
     trace = requests((0.0, 14, 34), (1.0, 16, 1), (2.0, 32, 1))
     engines = make_engines(trace, replace(configuration(), engine=CHUNKED, num_instances=2))
     for row in range(2):
-        engines.start(row, InstanceId(f"i{row}"))
+        engines.start(row, InstanceId(f"i{row}"), LLUMNIX)
         assert engines.begin_step(row, 0.0) is None
     engines.add(0, 0, 1, 0.0)
     engines.add(0, 2, 2, 0.0)
@@ -85,7 +86,7 @@ def test_a_request_that_will_queue_is_reserved_neither_slot_nor_memory(
         requests((0.0, 16, 9), (1.0, 16, 9)),
         replace(configuration(), engine=engine, num_instances=1),
     )
-    engines.start(0, InstanceId("i0"))
+    engines.start(0, InstanceId("i0"), LLUMNIX)
     assert engines.begin_step(0, 0.0) is None
     engines.add(0, 0, 1, 0.0)
     now_s = step(engines, 0, step(engines, 0, 0.0))
@@ -111,7 +112,7 @@ def test_a_prompt_in_chunks_counts_as_a_whole_from_its_first_chunk_on(
     engines = make_engines(
         requests((0.0, 6_000, 9)), replace(configuration(), engine=engine, num_instances=1)
     )
-    engines.start(0, InstanceId("i0"))
+    engines.start(0, InstanceId("i0"), LLUMNIX)
     assert engines.begin_step(0, 0.0) is None
     engines.changed_loads(0.0)
     engines.add(0, 0, 1, 0.0)
@@ -136,11 +137,22 @@ def test_a_prompt_in_chunks_counts_as_a_whole_from_its_first_chunk_on(
     assert engines.view(0, now_s).running[0].demand_tokens == 0
 
 
+def test_compiled_steps_go_on_where_room_is_not_looked_for() -> None:
+    config = replace(configuration(), num_instances=1)
+    engines = FastEngines(with_sessions(requests((0.0, 16, 99))), config)
+    engines.start(0, InstanceId("i0"), LLUMNIX)
+    engines.begin_step(0, 0.0)
+    engines.add(0, 0, 1, 0.0)
+    engines.begin_step(0, 0.0)
+    assert engines.notices(1.0, None, 0.0) == ([], None)
+    assert engines.notices(2.0, 16, 0.0)[1] is not None
+
+
 def test_migrations_in_flight_make_a_load_that_is_reported(make_engines: MakeEngines) -> None:
     """The number of migrations is part of the load: a change of it alone is a change."""
     engines = make_engines(requests((0.0, 16, 1)), configuration())
     for row in range(2):
-        engines.start(row, InstanceId(f"i{row}"))
+        engines.start(row, InstanceId(f"i{row}"), LLUMNIX)
     engines.changed_loads(0.0)
     engines.set_migrating(1, 2, 1)
     (load,) = engines.changed_loads(0.0)

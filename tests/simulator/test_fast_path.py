@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ from sterna.policy.presets import INFAAS_PP, LLUMNIX, LLUMNIX_BASE, ROUND_ROBIN,
 from sterna.policy.virtual_usage import Candidate, NewRequest
 from sterna.simulator import Report, SimulationConfig, simulate
 from sterna.simulator.fast_tables import VICTIMS
-from sterna.types import InstanceId, InstanceView, RequestView
+from sterna.types import InstanceId, InstanceView, RequestId, RequestView
 from sterna.workload.trace import Trace
 from tests.simulator.builders import (
     COPY_TIME,
@@ -75,6 +76,25 @@ class Youngest(Policy):
     def victims(self, instance: InstanceView) -> list[RequestView]:
         movable = [each for each in instance.running if each.immovable is None]
         return sorted(movable, key=lambda each: (each.num_output_tokens, each.request_id))
+
+
+class Staying(Policy):
+    """Remembers the requests that it has seen on its instance, and moves none that it sees for the
+    first time."""
+
+    base = "llumnix"
+    seen_by: ClassVar[dict[int, set[InstanceId]]] = {}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: set[RequestId] = set()
+
+    def victims(self, instance: InstanceView) -> list[RequestView]:
+        self.seen_by.setdefault(id(self), set()).add(instance.instance_id)
+        movable = [each for each in instance.running if each.immovable is None]
+        victims = [each for each in movable if each.request_id in self.known]
+        self.known.update(each.request_id for each in instance.running)
+        return victims
 
 
 @dataclass(frozen=True)
@@ -256,6 +276,16 @@ CASES = [
         crowded_trace(seed=23, fraction_high=0.1),
     ),
     Case(
+        "late binding with full batches, stale",
+        configuration(
+            replace(LLUMNIX, binds_late=True),
+            report=Report.STALE,
+            engine=replace(ENGINE, max_num_seqs=5),
+        ),
+        crowded_trace(seed=24),
+        preempts=False,
+    ),
+    Case(
         "scaling with delays",
         configuration(scaling=SCALING, start_delay_s=1.0, dispatch_delay_s=0.05, num_instances=2),
         crowded_trace(seed=11, num_requests=150),
@@ -311,6 +341,17 @@ def test_compiled_engines_give_the_same_bits(case: Case) -> None:
     if case.config.engine.prefix_caching:
         assert records.cached_tokens is not None
         assert records.cached_tokens.sum() > 300
+
+
+@pytest.mark.parametrize("is_fast", [False, True])
+def test_each_instance_has_an_object_of_a_class_of_ones_own(is_fast: bool) -> None:
+    """The one that tells what would move next is the one that decides what does."""
+    Staying.seen_by.clear()
+    config = configuration(Staying().as_config(), is_fast=is_fast)
+    _, cluster = simulate(crowded_trace(seed=23), config)
+    assert cluster.migrations_committed is not None
+    assert cluster.migrations_committed > 0
+    assert sorted(map(list, Staying.seen_by.values())) == [[f"i{row:05d}"] for row in range(4)]
 
 
 # ------------------------------------------------------------------------ any configuration

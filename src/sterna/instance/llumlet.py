@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from msgspec import structs
 
-from sterna.config import LlumletConfig
+from sterna.config import LlumletConfig, PolicyConfig
 from sterna.migration.coordinator import MigrationCoordinator
 from sterna.migration.messages import (
     AbortRequest,
@@ -139,6 +139,11 @@ class Llumlet:
     def view(self) -> InstanceView | None:
         """The last view of the engine, completed with facts that the engine does not know."""
         return self._view
+
+    @property
+    def policy(self) -> PolicyConfig:
+        """Its rules, with its own object of a class of one's own."""
+        return self._config.policy
 
     @property
     def next_deadline_s(self) -> float | None:

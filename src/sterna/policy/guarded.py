@@ -10,6 +10,7 @@ from typing import Self, TypeVar
 
 from sterna.config import OwnDecisions, PolicyConfig, ScalingConfig
 from sterna.policy.own import Policy
+from sterna.policy.pairing import checked_pairs
 from sterna.policy.virtual_usage import Candidate, NewRequest
 from sterna.types import InstanceId, InstanceView, RequestView
 
@@ -49,7 +50,8 @@ class GuardedPolicy:
 
         def decide() -> InstanceId:
             chosen: InstanceId = self._own.dispatch(request, instances)
-            _require_known((chosen,), instances)
+            if all(each.instance_id != chosen for each in instances):
+                raise ValueError(f"{chosen!r} is not the instance_id of an instance that was given")
             return chosen
 
         return self._decided("dispatch", decide, lambda: self._base.dispatch(request, instances))
@@ -58,9 +60,7 @@ class GuardedPolicy:
         """See `Policy`."""
 
         def decide() -> Mapping[InstanceId, InstanceId]:
-            pairs = dict(self._own.pair(instances))
-            _require_known((*pairs.keys(), *pairs.values()), instances)
-            return pairs
+            return checked_pairs(self._own.pair(instances), instances)
 
         return self._decided("pair", decide, lambda: self._base.pair(instances))
 
@@ -100,10 +100,3 @@ class GuardedPolicy:
         except Exception as error:
             self._report(method, error)
             return otherwise()
-
-
-def _require_known(ids: Sequence[InstanceId], instances: Sequence[Candidate]) -> None:
-    known = {each.instance_id for each in instances}
-    for each in ids:
-        if each not in known:
-            raise ValueError(f"{each!r} is not the instance_id of an instance that was given")

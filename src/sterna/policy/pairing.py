@@ -5,13 +5,14 @@ name is not a source. It sees instances, never their requests (Section 4.3); the
 the request to move (`selection`).
 """
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
 import numpy as np
 from msgspec import structs
 
 from sterna.config import PolicyConfig
+from sterna.errors import ConfigurationError
 from sterna.policy.candidate_table import (
     IS_TERMINATING,
     NUM_REQUESTS,
@@ -55,7 +56,8 @@ def pair(
     """
     every = as_table(candidates)
     if policy.own is not None:
-        return dict(policy.own.pair(tuple(every)))
+        instances = tuple(every)
+        return checked_pairs(policy.own.pair(instances), instances)
     sources, destinations = [], []
     for each in every:
         has_lost_memory = policy.preempted_make_source and each.load.num_preempted > 0
@@ -95,6 +97,27 @@ def pair(
     if policy.balance_ratio is not None:
         paired = pairs.keys() | set(pairs.values())
         pairs |= _balanced(every, paired, policy, policy.balance_ratio, kept_free)
+    return pairs
+
+
+def checked_pairs(
+    pairs: Mapping[InstanceId, InstanceId], instances: Sequence[Candidate]
+) -> dict[InstanceId, InstanceId]:
+    """The pairs that a class of one's own has made of these instances.
+
+    Raises:
+        ConfigurationError: an instance is not among them, or its own destination.
+    """
+    pairs = dict(pairs)
+    known = {each.instance_id for each in instances}
+    for each in (*pairs.keys(), *pairs.values()):
+        if each not in known:
+            raise ConfigurationError(
+                f"pair: {each!r} is not the instance_id of an instance that was given"
+            )
+    for source, destination in pairs.items():
+        if source == destination:
+            raise ConfigurationError(f"pair: {source!r} cannot be its own destination")
     return pairs
 
 

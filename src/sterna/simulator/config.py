@@ -15,7 +15,8 @@ class Report(Enum):
     LIVE = "live"
     """The instance's state at this moment."""
     STEP = "step"
-    """The state at the beginning of the step under way, which is what real instances report."""
+    """The state at the beginning of the step under way, which is what real instances report, at
+    most every 50 ms."""
     STALE = "stale"
     """The state at the beginning of the last step that has ended, as in the paper's runs: requests
     that were dispatched since then, or arrived during that step, are not in it."""

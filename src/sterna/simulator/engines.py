@@ -7,6 +7,7 @@ An engine changes only between two steps, except by `add`, which does not affect
 
 from typing import Protocol
 
+from sterna.config import PolicyConfig
 from sterna.engine.emulated.outcomes import Core
 from sterna.metrics.records import Records
 from sterna.simulator.recorder import MemorySample
@@ -45,8 +46,12 @@ class Engines(Protocol):
     def num_steps(self) -> int:
         """Number of steps begun."""
 
-    def start(self, row: int, instance_id: InstanceId) -> None:
-        """Create an engine without requests."""
+    def start(self, row: int, instance_id: InstanceId, policy: PolicyConfig) -> None:
+        """Create an engine without requests.
+
+        Args:
+            policy: that of its instance, whose class of one's own may have state.
+        """
 
     def stop(self, row: int) -> None:
         """Remove the engine, which is empty."""

@@ -10,12 +10,12 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
+from sterna.config import PolicyConfig
 from sterna.engine.drains import DrainOutcome, Left, drain_outcome, position_of_prefix
 from sterna.engine.emulated.compiled import entries
 from sterna.engine.emulated.compiled.tables import (
     FIRST_TURN,
     LISTED,
-    NEVER,
     NONE,
     NUM_ENDED,
     NUM_LENGTHS,
@@ -96,6 +96,7 @@ class _Engine:
     tables: "FastEngines"
     row: int
     instance_id: InstanceId
+    policy: PolicyConfig
     is_terminating: bool = False
     num_outgoing: int = 0
     num_incoming: int = 0
@@ -263,10 +264,10 @@ class FastEngines:
         """Number of steps begun."""
         return self._notes[NUM_STEPS]
 
-    def start(self, row: int, instance_id: InstanceId) -> None:
+    def start(self, row: int, instance_id: InstanceId, policy: PolicyConfig) -> None:
         if row >= len(self._tables.rows):
             self._use(*with_more_rows(self._tables, self._contents, 2 * row))
-        self._engines[row] = _Engine(self, row, instance_id)
+        self._engines[row] = _Engine(self, row, instance_id, policy)
         begin_row(self._tables, self._contents, row)
         entries.take_report(self._places, REPORTED, row)
         self._relist(row)
@@ -284,7 +285,10 @@ class FastEngines:
     def notices(
         self, until_s: float, room_tokens: int | None, growth_steps: float
     ) -> tuple[list[tuple[int, float]], float | None]:
-        room_blocks = NEVER if room_tokens is None else -(-room_tokens // self._block_size)
+        # More than an engine has, where room is not looked for.
+        room_blocks = self._config.engine.num_blocks + 1
+        if room_tokens is not None:
+            room_blocks = -(-room_tokens // self._block_size)
         num_ended, room_s = entries.advance_to_notice(
             self._places, until_s, room_blocks, growth_steps
         )
@@ -336,7 +340,7 @@ class FastEngines:
         if self._looks_at_requests:
             rows = self._listed_reports[:num_changed, 0].tolist()
             loads = [
-                with_moves(each, self.view(row, now_s), self._policy)
+                with_moves(each, self.view(row, now_s), self._engines[row].policy)
                 for row, each in zip(rows, loads, strict=True)
             ]
         return loads
@@ -359,6 +363,7 @@ class FastEngines:
         last_dispatch: int,
         uncomputed_tokens: int,
         uncomputed_pairs: int,
+        num_held_slots: int,
         *counts: int,
     ) -> InstanceLoad:
         engine = self._engines[row]
@@ -418,7 +423,7 @@ class FastEngines:
             prefill_tokens,
             uncomputed_tokens,
             uncomputed_pairs,
-            self._config.engine.max_num_seqs - self._columns.num_held_slots[row],
+            self._config.engine.max_num_seqs - num_held_slots,
         )
 
     def view(self, row: int, now_s: float) -> InstanceView:

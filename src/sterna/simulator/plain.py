@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from sterna.config import PolicyConfig
 from sterna.engine.emulated.core import EmulatedCore
 from sterna.engine.emulated.durations import whole_nanoseconds
 from sterna.engine.emulated.requests import RequestState, decode_state
@@ -43,6 +44,7 @@ class _Snapshot:
 class _Engine:
     instance_id: InstanceId
     core: EmulatedCore
+    policy: PolicyConfig
     step: Step | None = None
     end_s: float = 0.0
     step_ns: int = 0
@@ -92,9 +94,9 @@ class PlainEngines:
         self.num_ended = 0
         self.num_steps = 0
 
-    def start(self, row: int, instance_id: InstanceId) -> None:
+    def start(self, row: int, instance_id: InstanceId, policy: PolicyConfig) -> None:
         core = EmulatedCore(self._config.engine, self._config.step_time)
-        self._engines[row] = _Engine(instance_id, core)
+        self._engines[row] = _Engine(instance_id, core, policy)
         self._report_now(row)
 
     def stop(self, row: int) -> None:
@@ -215,7 +217,7 @@ class PlainEngines:
         engine.num_reports += 1
         return load(
             replace(snapshot.view, is_terminating=engine.is_terminating),
-            self._config.policy,
+            engine.policy,
             sequence=engine.num_reports,
             last_dispatch=snapshot.last_dispatch,
             num_migrating_out=engine.num_outgoing,

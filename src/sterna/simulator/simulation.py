@@ -455,13 +455,13 @@ class Simulation:
         self._recorder.set_num_instances(now_s, len(self._instances))
         self._carry_out(self._scheduler.on_instance_joined(instance_id, now_s), now_s)
         if delay_s == 0:
-            self._engines.start(row, instance_id)
+            self._engines.start(row, instance_id, instance.llumlet.policy)
         else:
             action = partial(self._ready, instance)
             self._events.push(now_s + delay_s, Rank.MESSAGE, action)
 
     def _ready(self, instance: SimulatedInstance, now_s: float) -> None:
-        self._engines.start(instance.row, instance.instance_id)
+        self._engines.start(instance.row, instance.instance_id, instance.llumlet.policy)
 
     def _terminate(self, instance: SimulatedInstance, now_s: float) -> None:
         instance.set_terminating(now_s)

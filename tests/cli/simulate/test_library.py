@@ -77,6 +77,11 @@ def test_a_class_runs_in_one_process() -> None:
         sterna.simulate(Fewest, **SMALL, processes=2)
 
 
+def test_a_class_has_not_the_papers_rules() -> None:
+    with pytest.raises(ConfigurationError, match="Fewest has rules of its own: leave paper out"):
+        sterna.simulate(Fewest, paper=True, rate=1.0, requests=10)
+
+
 def test_two_classes_of_one_name_are_refused() -> None:
     """As in a loop over a parameter: one would take the place of the other."""
     policies = [type("Mine", (Fewest,), {"limit": limit}) for limit in (1, 2)]

@@ -72,6 +72,8 @@ def simulate(*policies: str | type[Policy], **options: Any) -> Simulated:
             raise ConfigurationError(
                 f"two policies are called {name}: give each class a name (`__name__`) of its own"
             )
+        elif args.paper:
+            raise ConfigurationError(f"paper: {name} has rules of its own: leave paper out")
         else:
             configs[name] = configuration(args, policy.base, policy().as_config())
     if args.processes is not None and not all(isinstance(each, str) for each in policies):

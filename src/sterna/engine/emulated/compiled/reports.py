@@ -26,6 +26,7 @@ from sterna.engine.emulated.compiled.tables import (
     MOVE_PRIORITY,
     NO_VICTIM,
     NONE,
+    NUM_HELD_SLOTS,
     NUM_LENGTHS,
     NUM_PREEMPTED_QUEUING,
     NUM_PREEMPTIONS,
@@ -56,6 +57,7 @@ def take_report(tables: Tables, which: int, r: int) -> None:
     report[PREFILL_BLOCKS] = num_prefill_blocks
     report[UNCOMPUTED_TOKENS] = row.queued_uncomputed_tokens + num_prefill_tokens
     report[UNCOMPUTED_PAIRS] = row.queued_uncomputed_pairs + num_prefill_pairs
+    report[NUM_HELD_SLOTS] = row.num_held_slots
     report[NUM_RUNNING] = row.num_running + row.num_drained
     report[NUM_QUEUING] = row.num_queuing
     report[NUM_PREEMPTED_QUEUING] = row.num_preempted_queuing

@@ -39,8 +39,9 @@ BEGUN, REPORTED, LISTED = range(3)
     LAST_DISPATCH,
     UNCOMPUTED_TOKENS,
     UNCOMPUTED_PAIRS,
+    NUM_HELD_SLOTS,
     BY_PRIORITY,
-) = range(16)
+) = range(17)
 """Indices in a report: the sums from which a load report is made, then, from the last index on,
 the running requests of each priority. PREFILL_BLOCKS are blocks that prompts in chunks still need.
 MOVE_BLOCKS and MOVE_PRIORITY belong to the running request that would move first, BALANCE_BLOCKS to
