@@ -56,13 +56,15 @@ def test_what_views_count_is_what_vllm_has_allocated(core: KindCore) -> None:
 
 def test_its_profile_has_the_memory_that_it_has(core: KindCore) -> None:
     """Also where blocks of its groups have several lengths, and lie in one allocation."""
-    emulated_tokens, total_tokens, block_bytes, allocated_bytes = core.run(profiled)
+    emulated_tokens, total_tokens, block_bytes, allocated_bytes, watermarks = core.run(profiled)
     assert emulated_tokens == total_tokens
     assert block_bytes == allocated_bytes
+    assert watermarks == [1, 2, 3, 0]
 
 
-def profiled(core: Any) -> tuple[int, int, int, int]:
-    """The memory in tokens of the profile and of the core, and a block's bytes of both."""
+def profiled(core: Any) -> tuple[int, int, int, int, list[int]]:
+    """The memory in tokens of the profile and of the core, a block's bytes of both, and the
+    profile's watermarks where vLLM's is 1, 2, 3 and 0 blocks."""
     from sterna.engine.vllm.step_timing import ProfiledEngine
 
     engine = ProfiledEngine.__new__(ProfiledEngine)
@@ -70,7 +72,11 @@ def profiled(core: Any) -> tuple[int, int, int, int]:
     (num_bytes,) = core.model_executor.collective_rpc(allocated_bytes)
     num_blocks = core.scheduler.kv_cache_config.num_blocks
     found = engine.emulated().total_tokens, engine.total_tokens
-    return *found, engine.block_bytes, num_bytes // num_blocks
+    manager, watermarks = core.scheduler.kv_cache_manager, []
+    for num_blocks_kept in (1, 2, 3, 0):
+        manager.watermark_blocks = num_blocks_kept
+        watermarks.append(engine.emulated().watermark_blocks)
+    return *found, engine.block_bytes, num_bytes // num_blocks, watermarks
 
 
 def allocated_bytes(worker: Any) -> int:

@@ -30,6 +30,14 @@ def test_with_priorities_the_least_urgent_request_is_preempted_as_by_vllm(
     assert changed.preemption is preemption
 
 
+def test_blocks_of_another_size_are_the_same_memory() -> None:
+    """By hand: 792 blocks of 16 tokens are 396 of 32."""
+    changed = changed_engine(A10_LLAMA_7B.engine, Namespace(**{**OPTIONS, "block_size": 32}))
+    assert (changed.block_size, changed.num_blocks) == (32, 396)
+    given = Namespace(**{**OPTIONS, "block_size": 32, "num_gpu_blocks_override": 100})
+    assert changed_engine(A10_LLAMA_7B.engine, given).num_blocks == 100
+
+
 def test_an_option_is_stronger_than_the_profile() -> None:
     changed = changed_engine(A10_LLAMA_7B.engine, Namespace(**{**OPTIONS, "max_num_seqs": 7}))
     assert changed.max_num_seqs == 7

@@ -62,7 +62,10 @@ def emulated_options(args: Namespace) -> EmulatedOptions:
     return EmulatedOptions(
         engine=engine,
         step_time=chosen.step_time,
-        copy_time=chosen.copy_time,
+        copy_time=replace(
+            chosen.copy_time,
+            block_s=chosen.copy_time.block_s * engine.block_size / chosen.engine.block_size,
+        ),
         vocabulary=plain_vocabulary(folder),
         max_model_len=args.max_model_len,
         classes=args.classes,
@@ -70,9 +73,13 @@ def emulated_options(args: Namespace) -> EmulatedOptions:
 
 
 def changed_engine(engine: EmulatedEngineConfig, args: Namespace) -> EmulatedEngineConfig:
-    """Return the profile's engine with what vLLM's options change."""
+    """Return the profile's engine with what vLLM's options change; with another block size it has
+    the same memory."""
     given = {field: getattr(args, option) for option, field in _CHANGES.items()}
     changes: dict[str, Any] = {field: value for field, value in given.items() if value is not None}
+    if "block_size" in changes:
+        num_tokens = engine.num_blocks * engine.block_size
+        changes.setdefault("num_blocks", num_tokens // changes["block_size"])
     if args.scheduling_policy == "priority" and engine.preemption is Preemption.LAST_ADMITTED:
         changes["preemption"] = Preemption.LEAST_URGENT
     return replace(engine, **changes)

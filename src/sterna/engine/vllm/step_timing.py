@@ -104,13 +104,16 @@ class ProfiledEngine:
         """The memory and the limits of this engine as the configuration of an emulated one."""
         scheduler = self.scheduler
         num_all_blocks = scheduler.kv_cache_manager.block_pool.num_gpu_blocks
+        num_blocks = num_all_blocks - 1
         limits = scheduler.scheduler_config
+        num_watermark_blocks = scheduler.kv_cache_manager.watermark_blocks
         has_priorities = limits.policy == "priority"
         return EmulatedEngineConfig(
             # vLLM reserves one block.
-            num_blocks=num_all_blocks - 1,
+            num_blocks=num_blocks,
             block_size=scheduler.groups.memory.block_tokens,
-            watermark=scheduler.kv_cache_manager.watermark_blocks / num_all_blocks,
+            # The engine rounds down to whole blocks.
+            watermark=(num_watermark_blocks + 0.5) / num_blocks if num_watermark_blocks else 0.0,
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,
             step_mode=StepMode.CHUNKED,
