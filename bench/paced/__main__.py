@@ -132,8 +132,10 @@ def _check_origin(cases: Sequence[Case], rows: Sequence[Row], machine: str) -> N
 
 def _write(options: argparse.Namespace, rows: list[Row], folder: Path) -> None:
     config = {"rounds": options.rounds}
+    cases = {name: place for place, name in enumerate(CASES)}
     order = {name: place for place, name in enumerate((*POLICIES, *TUNED))}
-    rows.sort(key=lambda row: (list(CASES).index(row["point"]), order.get(row["policy"], 99)))
+    # Rows of a case that there is no more come last.
+    rows.sort(key=lambda row: (cases.get(row["point"], 99), order.get(row["policy"], 99)))
     results_io.write(NAME, config, rows, folder)
 
 
