@@ -14,6 +14,7 @@ from sterna.messages.actors import (
     AbortRequests,
     AddRequest,
     AdminReply,
+    CopyPrefix,
     FrontendMember,
     InstanceMember,
     ListRequests,
@@ -23,6 +24,7 @@ from sterna.messages.actors import (
     MigrationEnd,
     MigrationMessage,
     MoveEnded,
+    PrefixDone,
     SetDestination,
     TokenSpan,
 )
@@ -49,7 +51,7 @@ from sterna.migration.messages import (
 )
 from sterna.policy.presets import LLUMNIX
 from sterna.types import HIGH, FrontendId, Immovable, InstanceId, MigrationId, RequestId
-from tests.instance.llumlets import queuing, running, view
+from tests.instance.llumlets import inspects, queuing, running, view
 
 I0, I1, I2 = (InstanceId(f"i{k}") for k in range(3))
 F0 = FrontendId(0)
@@ -295,6 +297,15 @@ def test_migrations_to_instances_that_die_together_end_in_their_order() -> None:
     ] == peers
 
 
+def num_reserved(under_test: InstanceCore) -> int:
+    """The blocks for which the first stage asks."""
+    progress = RequestPosition(is_queuing=False, num_full_blocks=1, num_blocks=2, num_preemptions=0)
+    effects = under_test.on_outcome(ORDERED, Inspected(progress, b"request"), 0.0)
+    (asked,) = [each.message for each in effects if isinstance(each, Send)]
+    assert isinstance(asked, Reserve)
+    return asked.num_blocks
+
+
 @pytest.mark.parametrize(("kv_format", "is_moved"), [("", True), ("other", False)])
 def test_requests_move_without_their_memory_to_instances_of_other_weights(
     kv_format: str, is_moved: bool
@@ -303,11 +314,45 @@ def test_requests_move_without_their_memory_to_instances_of_other_weights(
         InstanceMember(I2, "i2", kv_format=kv_format),
         order=structs.replace(TOLD_TO_MOVE, destination=I2, mode=Mode.LIVE),
     )
-    progress = RequestPosition(is_queuing=False, num_full_blocks=1, num_blocks=2, num_preemptions=0)
-    effects = under_test.on_outcome(ORDERED, Inspected(progress, b"request"), 0.0)
-    (asked,) = [each.message for each in effects if isinstance(each, Send)]
-    assert isinstance(asked, Reserve)
-    assert (asked.num_blocks > 0) is is_moved
+    assert (num_reserved(under_test) > 0) is is_moved
+
+
+def with_i2(before: Membership, kv_format: str) -> Membership:
+    """The next membership, in which i2 is listed as well."""
+    instances = (*before.instances, InstanceMember(I2, "i2", kv_format=kv_format))
+    return structs.replace(before, version=before.version + 1, instances=instances)
+
+
+@pytest.mark.parametrize(("kv_format", "is_moved"), [("", True), ("other", False)])
+def test_a_destination_is_used_when_the_membership_has_its_kv_format(
+    kv_format: str, is_moved: bool
+) -> None:
+    """The scheduler's order may overtake the membership; it comes again in the next round."""
+    under_test = ordered(order=None)
+    assert not inspects(under_test.on_message(SetDestination(I2, REASON), [], 0.0))
+    assert not inspects(under_test.on_message(with_i2(under_test.membership, kv_format), [], 0.0))
+    assert inspects(under_test.on_message(SetDestination(I2, REASON), [], 0.0)) == [R]
+    assert (num_reserved(under_test) > 0) is is_moved
+
+
+def test_no_prefix_is_copied_to_an_instance_that_the_membership_does_not_have() -> None:
+    under_test = ordered(order=None)
+    copy = CopyPrefix(RequestId("another"), I2, b"hashes", 0)
+    done = PrefixDone(copy.request_id, is_copied=False)
+    assert under_test.on_message(copy, [], 0.0) == [ToMailbox("scheduler", done)]
+    under_test.on_message(with_i2(under_test.membership, ""), [], 0.0)
+    assert addressed(under_test.on_message(copy, [], 0.0)) == []
+    assert under_test.has_open_migrations
+
+
+def test_no_memory_leaves_an_instance_that_does_not_know_its_own_kv_format() -> None:
+    """It was warm, and the scheduler heard first that it serves."""
+    under_test = InstanceCore(I0, LlumletConfig(policy=LLUMNIX))
+    there = (InstanceMember(I1, "i1"),)
+    under_test.on_membership(Membership(1, there, (), "scheduler"), 0.0)
+    under_test.on_view(replace(view(running(R)), instance_id=I0), 0.0)
+    assert inspects(under_test.on_message(SetDestination(I1), [], 0.0)) == [R]
+    assert num_reserved(under_test) == 0
 
 
 REASON = MoveReason(MoveCause.MEMORY, 12.0, 300.0, 48.0, "shortest")

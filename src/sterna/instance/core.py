@@ -246,9 +246,15 @@ class InstanceCore:
             case MigrationMessage(sender, inner):
                 return self._on_llumlet(self._llumlet.on_message(sender, inner, now_s), now_s)
             case SetDestination(destination, reason):
-                if destination is not None and reason is not None:
+                if destination is None or destination not in self._addresses:
+                    # The order may overtake the membership, which has the destination's KV format;
+                    # the scheduler repeats it in every round.
+                    destination = None
+                elif reason is not None:
                     self._move_reasons[destination] = reason
                 return self._on_llumlet(self._llumlet.on_destination(destination, now_s), now_s)
+            case CopyPrefix(request_id, destination) if destination not in self._addresses:
+                return self._on_llumlet([PrefixCopied(request_id, is_copied=False)], now_s)
             case CopyPrefix(request_id, destination, block_hashes, first_token):
                 copied = self._llumlet.on_copy_prefix(
                     request_id, destination, block_hashes, first_token, now_s
@@ -288,6 +294,12 @@ class InstanceCore:
         others = (membership.scheduler, membership.supervisor)
         known = {*instances.values(), *frontends.values(), *(x for x in others if x is not None)}
         self._llumlet.set_num_instances(len(instances))
+        # The own format is not known until the instance itself is listed: until then none fits.
+        formats = {i.instance_id: i.kv_format for i in membership.instances}
+        own_format = formats.get(self._instance_id)
+        self._llumlet.set_incompatible_instances(
+            each for each, kv_format in formats.items() if kv_format != own_format
+        )
         coming = {each.instance_id for each in membership.absent}
         if self._instance_id in coming or self._instance_id in instances:
             self._listed_in = membership.version
@@ -313,11 +325,6 @@ class InstanceCore:
         return effects
 
     def _on_membership_of_itself(self, instance: Member, now_s: float) -> list[InstanceEffect]:
-        self._llumlet.set_incompatible_instances(
-            each.instance_id
-            for each in self._membership.instances
-            if each.kv_format != instance.kv_format
-        )
         self._termination.on_membership(instance.emptied_since if instance.is_terminating else None)
         self._llumlet.set_terminating(instance.is_terminating, now_s)
         return [SetTerminating(instance.is_terminating), *self.on_tick(now_s)]
