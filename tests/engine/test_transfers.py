@@ -77,7 +77,7 @@ class Ranks:
             self.failure.set_result,
         )
 
-    def collective_rpc(self, method: str, args: tuple[Any, str]) -> list[tuple[str, str]]:
+    def collective_rpc(self, method: str, args: tuple[Any, str, str]) -> list[tuple[str, str]]:
         for rank in range(NUM_RANKS):
             self.servers.append(PlaneServer(rank, args[1], lambda notify, r=rank: Plane(r, notify)))
         return [(each.command_address, each.plane.endpoint) for each in self.servers]
@@ -99,7 +99,7 @@ def play(
 
     async def run() -> list[CopyEvent]:
         ranks = Ranks()
-        ranks.transfers.open(ranks, shards)
+        ranks.transfers.open(ranks, shards, "the KV format")
         ranks.transfers.start()
         try:
             ranks.transfers.send(M, 1, [[3]], ("theirs 0", "theirs 1"), is_paced=True)

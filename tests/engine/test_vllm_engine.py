@@ -393,6 +393,20 @@ def test_an_engine_one_of_whose_ranks_has_died_says_so(vllm_core: Any) -> None:
     assert run_with_engine(core, play) == ["a rank of the engine has died"]
 
 
+def test_the_data_planes_of_an_engine_are_labelled_by_its_kv_format(vllm_core: Any) -> None:
+    """They then refuse copies of engines with other weights."""
+    core = with_scheduler(vllm_core)
+
+    async def play(engine: Any, _: Listener) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(core.model_executor, "register_failure_callback", lambda _: None)
+            facts = engine._open_planes(core)
+        plane = core.model_executor.driver_worker.worker._sterna_plane.plane
+        assert plane._cache.label == facts.kv_format
+
+    run_with_engine(core, play)
+
+
 PREFIX = KeepPrefix(MIGRATION, REQUEST, b"", 0)
 CALL = msgspec.msgpack.encode((4, 7, "ask", ()))
 

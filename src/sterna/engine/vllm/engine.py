@@ -185,17 +185,19 @@ class VllmEngine:
         )
         with core.unbound():
             core.collective_rpc("sterna_prepare")
-        if scheduler.immovable_features:
-            # Requests may migrate to this engine, but without their KV.
-            page_layouts = ["no page moves"]
-        else:
+        # Where features of the engine forbid that KV moves, requests may still migrate to it.
+        moves_kv = not scheduler.immovable_features
+        page_layouts = ["no page moves"]
+        if moves_kv:
             page_layouts = core.collective_rpc("sterna_page_layout")
+        label = kv_format(core.vllm_config, page_layouts)
+        if moves_kv:
             with core.unbound():
-                self._transfers.open(core, scheduler.groups.shards_of(core.vllm_config))
+                self._transfers.open(core, scheduler.groups.shards_of(core.vllm_config), label)
         return EngineFacts(
             total_tokens=scheduler.total_tokens,
             ready=EngineReady(core.ready_response(), scheduler.groups.memory, hashing).encode(),
-            kv_format=kv_format(core.vllm_config, page_layouts),
+            kv_format=label,
             immovable_features=scheduler.immovable_features,
             cache_layout=layout,
         )

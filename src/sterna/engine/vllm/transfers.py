@@ -76,11 +76,15 @@ class Transfers:
         self._reader: asyncio.Task[None] | None = None
         self._notices: zmq.asyncio.Socket | None = None
 
-    def open(self, core: Any, shards: Shards) -> None:
-        """Start a plane on every rank; must be called on the step thread."""
+    def open(self, core: Any, shards: Shards, label: str) -> None:
+        """Start a plane on every rank; must be called on the step thread.
+
+        Args:
+            label: see `KvCache`.
+        """
         self._shards = shards
         opened = core.collective_rpc(
-            "sterna_open_plane", args=(self._config, self._link.notice_address)
+            "sterna_open_plane", args=(self._config, self._link.notice_address, label)
         )
         self._link.connect([command_address for command_address, _ in opened])
         self._endpoints = tuple(endpoint for _, endpoint in opened)

@@ -47,12 +47,14 @@ class SternaWorkerExtension:
         if self.model_runner.device.type == "cpu" and not self.use_v2_model_runner:
             keep_generators_of_incomplete_prompts(self.model_runner)
 
-    def sterna_open_plane(self, config: TransportConfig, notice_address: str) -> tuple[str, str]:
+    def sterna_open_plane(
+        self, config: TransportConfig, notice_address: str, label: str
+    ) -> tuple[str, str]:
         """Start this rank's data plane.
 
         Returns its command address for the instance and its endpoint for peers.
         """
-        cache = kv_cache(self.model_runner)
+        cache = kv_cache(self.model_runner, label)
         server = PlaneServer(
             self.rank, notice_address, lambda notify: make_data_plane(config, cache, notify)
         )
@@ -141,7 +143,7 @@ class SternaWorkerExtension:
         self.model_runner.requests.pop(request_id, None)
 
 
-def kv_cache(model_runner: "V1Runner | V2Runner") -> KvCache:
+def kv_cache(model_runner: "V1Runner | V2Runner", label: str = "") -> KvCache:
     """Return the layout of the runner's KV cache in its single allocation, group by group.
 
     Must be called on the worker's own thread.
@@ -168,7 +170,7 @@ def kv_cache(model_runner: "V1Runner | V2Runner") -> KvCache:
         groups.append(KvLayout.joined(runs))
     # The stream of this thread's steps, which is not CUDA's default one.
     stream = current_stream() if storage.device.type == "cuda" else None
-    return KvCache(groups, compute_stream=stream)
+    return KvCache(groups, label=label, compute_stream=stream)
 
 
 def _format_of(spec: Any) -> str:
