@@ -73,24 +73,37 @@ def no_thread(name: str) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("name", ["sterna-kv-send", "sterna-kv-receive"])
-def test_a_transfer_without_a_thread_fails_and_the_next_one_goes(name: str) -> None:
-    with two_nodes("tcp") as (source, destination):
-        with no_thread(name):
-            destination.receive(stage("m"), [0, 1])
-            source.send(stage("m"), destination, [0, 1])
-            assert isinstance(source.next_event(), SendFailed)
-        destination.plane.stop(stage("m").migration_id)
-        assert destination.next_event() == Stopped(stage("m").migration_id)
-        source.copy(stage("n"), destination, [2, 3], [4, 5])
-
-
 def holdings() -> dict[str, int]:
     """What this process has of threads, rings and descriptors."""
     with open("/proc/self/maps") as maps:
         num_rings = sum("sterna-kv" in line for line in maps)
     num_fds = len(os.listdir("/proc/self/fd"))
     return {"rings": num_rings, "fds": num_fds, "threads": threading.active_count()}
+
+
+def wait_until_released(before: dict[str, int]) -> None:
+    """Wait until this process has no more of anything than before."""
+    deadline_s = time.monotonic() + WAIT_S
+    while any(number > before[what] for what, number in holdings().items()):
+        assert time.monotonic() < deadline_s, (before, holdings())
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("tcp", "sterna-kv-send"), ("tcp", "sterna-kv-receive"), ("gloo", "sterna-kv-gloo")],
+)
+def test_a_transfer_without_a_thread_fails_and_the_next_one_goes(kind: str, name: str) -> None:
+    with two_nodes(kind) as (source, destination):
+        before = holdings()
+        with no_thread(name):
+            destination.receive(stage("m"), [0, 1])
+            source.send(stage("m"), destination, [0, 1])
+            assert isinstance(source.next_event(), SendFailed)
+        wait_until_released(before)
+        destination.plane.stop(stage("m").migration_id)
+        assert destination.next_event() == Stopped(stage("m").migration_id)
+        source.copy(stage("n"), destination, [2, 3], [4, 5])
 
 
 @pytest.mark.parametrize("side", ["sender", "receiver"])
@@ -111,10 +124,7 @@ def test_a_connection_without_device_memory_for_its_copies_leaves_nothing(
             for number in range(4):
                 source.send(stage("m", number), destination, [0, 1])
                 assert isinstance(source.next_event(), SendFailed)
-        deadline_s = time.monotonic() + WAIT_S
-        while any(number > before[what] for what, number in holdings().items()):
-            assert time.monotonic() < deadline_s, (before, holdings())
-            time.sleep(0.01)
+        wait_until_released(before)
         source.copy(stage("n"), destination, [2, 3], [4, 5])
 
 

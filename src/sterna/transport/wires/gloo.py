@@ -195,7 +195,11 @@ class _Helper:
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._returned = Waker()
-        threading.Thread(target=self._run, name="sterna-kv-gloo", daemon=True).start()
+        try:
+            threading.Thread(target=self._run, name="sterna-kv-gloo", daemon=True).start()
+        except RuntimeError:
+            self._returned.close()
+            raise
 
     def run(self, call: Callable[[], _T], stream: FrameStream) -> _T:
         """Runs the call and returns its result.
