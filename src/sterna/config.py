@@ -460,8 +460,8 @@ class TransportConfig:
         chunk_bytes: approximate size of the chunks in which a stage is gathered, sent and
             scattered.
         bandwidth_share: the fraction of time for which a bulk copy may keep the memory bus
-            busy, in (0, 1]; the rest is left to the engine's steps. The last stage is never
-            slowed down.
+            busy, in (0, 1]; the rest is left to the engine's steps. Last stages and prefixes are
+            not limited: requests wait for them.
         timeout_s: a transfer that moves no bytes for this time has failed.
     """
 

@@ -1,8 +1,19 @@
-"""Bulk copies leave the memory bus to the engine for part of the time."""
+"""Bulk copies leave the memory bus to the engine for part of the time, and go behind copies for
+which requests wait."""
+
+import socket
+from dataclasses import replace
 
 import pytest
+import torch
 
+from sterna.transport.ledger import Copy, Side
 from sterna.transport.pacer import Pacer
+from sterna.transport.sender import Peer, _Connection
+from sterna.transport.wires.frames import Chunk, FrameStream
+from sterna.transport.wires.waiting import Waker
+from tests.transport.planes import NEVER_S, WAIT_S, Node, stage
+from tests.transport.world import BLOCK_BYTES
 
 
 @pytest.mark.parametrize(("share", "pause_s"), [(0.5, 3.0), (0.25, 9.0), (0.75, 1.0), (1.0, 0.0)])
@@ -52,3 +63,28 @@ def test_no_pause_is_long_enough_to_look_like_death() -> None:
     pacer = Pacer(0.01, max_pause_s=1.5)
     pacer.chunk_done(begun_s=10.0, now_s=12.0)
     assert pacer.pause_s(12.0) == pytest.approx(1.5, abs=0.0021)
+
+
+@pytest.mark.parametrize(("timeout_s", "first"), [(NEVER_S, "last"), (0.0, "bulk")])
+def test_a_last_stage_goes_first_unless_a_bulk_transfer_has_waited_too_long(
+    timeout_s: float, first: str
+) -> None:
+    """Prefixes are sent like last stages; they may be large and follow each other."""
+    node = Node("tcp")
+    ours, theirs = (FrameStream(each, WAIT_S) for each in socket.socketpair())
+    waker = Waker()
+    context = replace(node.plane._context, timeout_s=timeout_s)  # type: ignore[attr-defined]
+    connection = _Connection(ours, Peer("", ""), context, waker)
+    ids = (torch.tensor([0]),)
+    copies = [
+        Copy(Side.SOURCE, stage(name), ids, (BLOCK_BYTES,), None, name == "bulk", 0.0, None)
+        for name in ("bulk", "last")
+    ]
+    connection.admit(copies)
+    connection.turn()
+    *_, chunk = (theirs.wait_frame() for _ in range(len(copies) + 1))
+    assert isinstance(chunk, Chunk)
+    assert copies[chunk.stream].transfer == stage(first)
+    connection.close()
+    for each in (ours, theirs, waker, node.plane):
+        each.close()

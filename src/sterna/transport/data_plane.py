@@ -98,8 +98,8 @@ class DataPlane(Protocol):
         """Gather the blocks and send them to the plane at `endpoint`.
 
         Paced transfers leave the memory bus to the engine for part of the time
-        (`TransportConfig.bandwidth_share`); the last stage is not paced. Outcome: Sent or
-        SendFailed, unless stopped.
+        (`TransportConfig.bandwidth_share`); last stages and prefixes, for which requests wait, are
+        not paced. Outcome: Sent or SendFailed, unless stopped.
         """
 
     def mark_steps(self, migration_id: MigrationId) -> None:

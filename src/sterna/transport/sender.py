@@ -1,8 +1,9 @@
 """Source's end of a KV connection: one connection to one peer and its thread.
 
 A peer that hangs or dies blocks only its own thread. Within the connection, chunks of unpaced
-transfers (last stages) go before chunks of paced ones, and transfers of the same kind take turns,
-so that none of them exceeds the destination's timeout.
+transfers (last stages and prefixes) go before chunks of paced ones, unless a paced transfer has
+waited for a quarter of the timeout, and transfers of the same kind take turns: so none of them
+exceeds the destination's timeout.
 """
 
 import errno
@@ -43,11 +44,16 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(eq=False, slots=True)
 class _Outbound:
-    """A copy that is being sent."""
+    """A copy that is being sent.
+
+    Attributes:
+        waits_since_s: when it was admitted, or its last chunk was sent.
+    """
 
     copy: Copy
     stream: int
     tiles: list[Tile]
+    waits_since_s: float
     next_tile: int = 0
 
 
@@ -219,7 +225,7 @@ class _Connection:
             if copy.over is not None:
                 continue
             tiles = self._plane.plan(copy.num_blocks)
-            outbound = _Outbound(copy, self._next_stream, tiles)
+            outbound = _Outbound(copy, self._next_stream, tiles, time.monotonic())
             self._next_stream += 1
             self._streams[outbound.stream] = outbound
             self._stream.put(
@@ -279,6 +285,7 @@ class _Connection:
             self._copier.gather(tile, copy.block_ids[tile.group], buffer, copy.fence)
         finally:
             self._plane.ledger.leave(copy)
+        self._last_activity_s = outbound.waits_since_s = time.monotonic()
         outbound.next_tile += 1
         turns.popleft()
         if outbound.next_tile < len(outbound.tiles):
@@ -287,18 +294,18 @@ class _Connection:
             self._plane.ledger.extend_deadline(copy)
         if copy.is_paced:
             self._paced_chunk = (slot, begun_s)
-        self._last_activity_s = time.monotonic()
         if self._channel.ship(self._stream, Chunk(outbound.stream, index, num_bytes, slot)):
             self._give(slot)
         return True
 
     def _next_turn(self) -> "deque[_Outbound] | None":
         """The queue whose first transfer may send a chunk now, or None."""
-        if self._unpaced:
-            return self._unpaced
         if self._paced and self._paced_chunk is None and self._pause_s() == 0:
-            return self._paced
-        return None
+            # The first of the queue has waited for the longest time.
+            waited_s = time.monotonic() - self._paced[0].waits_since_s
+            if not self._unpaced or waited_s > self._plane.timeout_s / 4:
+                return self._paced
+        return self._unpaced or None
 
     def _wait_timeout_s(self) -> float | None:
         """Longest wait for a frame or a wake-up; None is without limit."""

@@ -32,7 +32,8 @@ TRANSPORT = OptionTable(
         ),
         Option(
             "--migration-bandwidth-share",
-            "fraction of the time, in (0, 1], in which bulk copies may use the memory bus",
+            "fraction of the time, in (0, 1], in which bulk copies may use the memory bus; last "
+            "stages and prefixes, for which requests wait, are not limited",
             field="bandwidth_share",
             type=float,
             metavar="SHARE",
