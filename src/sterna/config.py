@@ -463,6 +463,8 @@ class TransportConfig:
             busy, in (0, 1]; the rest is left to the engine's steps. Last stages and prefixes are
             not limited: requests wait for them.
         timeout_s: a transfer that moves no bytes for this time has failed.
+        begin_timeout_s: a transfer that its source does not begin within this time has failed. The
+            source of a last stage finishes the steps under way first.
     """
 
     kind: str = "shm"
@@ -470,12 +472,14 @@ class TransportConfig:
     chunk_bytes: int = 4 << 20
     bandwidth_share: float = 0.5
     timeout_s: float = 5.0
+    begin_timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
         _require(self.kind in ("gloo", "tcp", "shm"), self, "kind", "gloo, tcp or shm")
         _require(self.chunk_bytes > 0, self, "chunk_bytes", "positive")
         _require(0 < self.bandwidth_share <= 1, self, "bandwidth_share", "in (0, 1]")
         _require(self.timeout_s > 0, self, "timeout_s", "positive")
+        _require(self.begin_timeout_s > 0, self, "begin_timeout_s", "positive")
 
 
 @dataclass(frozen=True, slots=True)

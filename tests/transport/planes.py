@@ -115,7 +115,8 @@ class Node:
         self.cache = KvCache([layout], label=label)
         self._events: queue.SimpleQueue[PlaneEvent] = queue.SimpleQueue()
         # Two blocks a chunk unless told otherwise, so that small caches make many chunks.
-        config = {"chunk_bytes": 2 * num_layers * page_bytes, "timeout_s": NEVER_S} | config
+        timeouts = {"timeout_s": NEVER_S, "begin_timeout_s": NEVER_S}
+        config = {"chunk_bytes": 2 * num_layers * page_bytes} | timeouts | config
         self.plane = make_data_plane(
             TransportConfig(kind=kind, **config), self.cache, self._events.put
         )

@@ -36,7 +36,8 @@ def file_size_limit(num_bytes: int) -> Iterator[None]:
 
 @contextmanager
 def two_nodes(kind: str, timeout_s: float = 5.0) -> Iterator[tuple[Node, Node]]:
-    nodes = Node(kind, seed=1, timeout_s=timeout_s), Node(kind, seed=2, timeout_s=timeout_s)
+    timeouts = {"timeout_s": timeout_s, "begin_timeout_s": timeout_s}
+    nodes = Node(kind, seed=1, **timeouts), Node(kind, seed=2, **timeouts)
     try:
         yield nodes
     finally:

@@ -5,9 +5,11 @@ import torch
 
 from sterna.errors import ProtocolError, TransportError
 from sterna.transport.data_plane import Arrived, ReceiveFailed, SendFailed, Sent, Stopped
+from sterna.transport.ledger import Copy
+from sterna.transport.wires.waiting import Waker
 from sterna.types import MigrationId
 from tests.transport.planes import WAIT_S, Gate, stage
-from tests.transport.world import NUM_BLOCKS, World
+from tests.transport.world import BLOCK_BYTES, NUM_BLOCKS, World
 
 # ---------------------------------------------------------------------------------- refusals
 
@@ -180,9 +182,23 @@ def test_the_owners_mistakes_are_errors_and_change_nothing(world: World) -> None
 
 
 def test_a_transfer_that_nobody_sends_fails_after_the_timeout(world: World) -> None:
-    destination = world.node(timeout_s=0.1)
+    destination = world.node(timeout_s=0.1, begin_timeout_s=0.1)
     destination.receive(stage("m"), range(4))
-    assert destination.next_event() == ReceiveFailed(stage("m"), "no progress for 0.1 s")
+    late = ReceiveFailed(stage("m"), "its source did not begin it in time")
+    assert destination.next_event() == late
+
+
+def test_a_transfer_may_begin_later_than_it_may_pause(world: World) -> None:
+    """Nothing is due of a last stage while its source finishes its steps."""
+    destination = world.node(timeout_s=0.1)
+    destination.receive(stage("expected"), [0])
+    destination.receive(stage("begun"), [1])
+    waker = Waker()
+    ledger = destination.plane._context.ledger  # type: ignore[attr-defined]
+    assert isinstance(ledger.claim(stage("begun"), (1,), BLOCK_BYTES, waker), Copy)
+    assert destination.next_event() == ReceiveFailed(stage("begun"), "no progress for 0.1 s")
+    assert not destination.has_events()
+    waker.close()
 
 
 @pytest.mark.slow

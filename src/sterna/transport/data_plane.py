@@ -109,7 +109,8 @@ class DataPlane(Protocol):
 
     def receive(self, transfer: Transfer, block_ids: BlockIds) -> None:
         """Expect the transfer and scatter it into the blocks. Outcome: Arrived or ReceiveFailed,
-        unless stopped. A transfer that is not expected is refused; its sender gets SendFailed."""
+        unless stopped. A transfer that is not expected is refused; its sender gets SendFailed. The
+        source may begin late (`TransportConfig.begin_timeout_s`)."""
 
     def stop(self, migration_id: MigrationId) -> None:
         """Stop all transfers of the migration. Outcome: always Stopped, the last event of that

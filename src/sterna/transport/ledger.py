@@ -272,4 +272,6 @@ class Ledger:
                 if copy.deadline_s is not None and copy.deadline_s < now_s
             ]
         for copy in overdue:
-            self.fail(copy, f"no progress for {self._timeout_s:g} s")
+            is_expected = copy.side is Side.DESTINATION and copy.waker is None
+            late = "its source did not begin it in time"
+            self.fail(copy, late if is_expected else f"no progress for {self._timeout_s:g} s")

@@ -72,6 +72,7 @@ class _Plane:
             chunk_bytes=config.chunk_bytes,
             timeout_s=config.timeout_s,
         )
+        self._begin_timeout_s = config.begin_timeout_s
         self._endpoint = f"{self._wire.kind}://{address}/{self._context.token}"
         self._lock = threading.Lock()
         # Set by the thread of the engine's steps, taken by the one that sends; in order of age.
@@ -186,7 +187,7 @@ class _Plane:
             fence=fence,
             is_paced=is_paced,
             begun_s=now_s,
-            deadline_s=now_s + self._context.timeout_s if side is Side.DESTINATION else None,
+            deadline_s=now_s + self._begin_timeout_s if side is Side.DESTINATION else None,
         )
         self._context.ledger.add(copy)
         return copy

@@ -19,7 +19,8 @@ The interpreter's contract:
    effects is returned for that migration, so their outcomes cannot be confused.
 3. Each stage of at least one block, once it is reserved, ends in StageReceived or StageFailed,
    once, unless `FreeReservation` or `Adopt` stops it; a stage that gets no bytes for too long has
-   failed. A stage of no blocks ends in neither.
+   failed. It waits longer for its first ones: the source of a last stage drains the request before
+   it sends any. A stage of no blocks ends in neither.
 4. PeerDead is reported only of an instance that will never act again.
 
 `sterna.migration.effect_queue` keeps the order of 1 and 2 for every interpreter.
