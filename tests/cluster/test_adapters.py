@@ -114,7 +114,7 @@ def test_a_batch_with_all_the_adapters_it_may_have_takes_no_request_with_another
         generated = pair.submit(request, "i0")
         await generated.until_tokens(5)
         refused = await pair.move(request.request_id, "i0", "i1")
-        assert refused["reason"] == Reason.NO_SLOT.value
+        assert refused["reason"] == Reason.NO_ADAPTER_SLOT.value
         for each in others:
             pair.abort(each.request_id, "i1")
             await pair.unpause(each.request_id, "i1")

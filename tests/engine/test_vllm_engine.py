@@ -184,7 +184,7 @@ def test_blocks_that_no_request_may_have_are_not_reserved(vllm_core: Any, num_bl
     core = with_scheduler(vllm_core)
 
     async def play(engine: Any, _: Listener) -> None:
-        assert await engine.reserve(reserve(num_blocks)) == ReserveFailed(0, Reason.NO_MEMORY)
+        assert await engine.reserve(reserve(num_blocks)) == ReserveFailed(0, Reason.TOO_LONG)
 
     run_with_engine(core, play)
     assert not core.scheduler._reservations
@@ -261,7 +261,7 @@ def test_a_request_beyond_the_length_of_this_engine_is_refused(vllm_core: Any) -
         (refused,) = listener.outputs
         assert refused[:2] == (FrontendId(4), TokenSpan(REQUEST, 3, 0, True))
         assert await engine.reserve(reserve(0)) == BlocksReserved(0, ())
-        refusal = AdoptFailed(Reason.UNSUPPORTED)
+        refusal = AdoptFailed(Reason.TOO_LONG)
         assert await engine.adopt(Adopt(MIGRATION, REQUEST, 0, state)) == refusal
         assert not core.scheduler.requests
         core.scheduler.max_model_len = 79

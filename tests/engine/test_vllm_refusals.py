@@ -60,7 +60,7 @@ HAS_ROOM: dict[str, Any] = {
             id="blocks do not move",
         ),
         pytest.param({"requests": {REQUEST: None}}, Reason.DUPLICATE_REQUEST, id="it is here"),
-        pytest.param({"may_be_reserved": lambda *_: False}, Reason.NO_MEMORY, id="no such blocks"),
+        pytest.param({"may_be_reserved": lambda *_: False}, Reason.TOO_LONG, id="no such blocks"),
     ],
 )
 def test_a_scheduler_without_room_for_a_request_refuses_it(

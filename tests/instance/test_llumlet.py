@@ -392,9 +392,10 @@ def test_a_pause_ends_in_its_time_although_its_request_has_to_wait_for_longer() 
     assert inspects(llumlet.on_tick(1.0)) == ["b"]
 
 
-def test_a_refusal_of_one_request_does_not_hold_up_the_others() -> None:
+@pytest.mark.parametrize("reason", [Reason.UNSUPPORTED, Reason.TOO_LONG, Reason.NO_ADAPTER_SLOT])
+def test_a_refusal_of_one_request_does_not_hold_up_the_others(reason: Reason) -> None:
     llumlet = paired(running("a", 16), running("b", 32))
-    assert inspects(refused(llumlet, "A-1", Reason.UNSUPPORTED)) == ["b"]
+    assert inspects(refused(llumlet, "A-1", reason)) == ["b"]
 
 
 def test_a_refusal_of_another_destination_does_not_hold_up_the_present_one() -> None:

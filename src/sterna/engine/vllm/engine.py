@@ -478,7 +478,7 @@ class VllmEngine:
             if effect.request_id in core.scheduler.requests:
                 return Reason.DUPLICATE_REQUEST
             if not core.scheduler.may_be_reserved(effect.first_block, effect.num_blocks):
-                return Reason.NO_MEMORY
+                return Reason.TOO_LONG
             columns = core.scheduler.groups.stage_columns(
                 effect.first_block,
                 effect.num_blocks,
@@ -558,7 +558,7 @@ class VllmEngine:
             state = RequestState.decode(effect.state)
             if is_too_long(core, request, len(state.output_token_ids)):
                 logger.warning("migrating request too long request=%s", effect.request_id)
-                return AdoptFailed(Reason.UNSUPPORTED)
+                return AdoptFailed(Reason.TOO_LONG)
             restore_history(core, request, state)
             if state.num_valid_tokens not in (0, request.num_tokens - 1):
                 raise ValueError(

@@ -449,7 +449,7 @@ class MigratingScheduler(Scheduler):
         if lacks_slot and len(self.running) + self._num_held_slots() >= self._admission_limit:
             return Reason.NO_SLOT
         if not self._has_place_for(adapter):
-            return Reason.NO_SLOT
+            return Reason.NO_ADAPTER_SLOT
         self._pool.touch(unsaved)
         self.groups.extend(reservation.held, columns)
         self._pool.free_blocks(unsaved)
