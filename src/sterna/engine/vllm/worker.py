@@ -138,10 +138,6 @@ class SternaWorkerExtension:
             runner.mamba_state_idx.pop(state.req_id, None)
         runner.requests[state.req_id] = state
 
-    def sterna_forget_request(self, request_id: str) -> None:
-        """Undo `sterna_import_request`."""
-        self.model_runner.requests.pop(request_id, None)
-
 
 def kv_cache(model_runner: "V1Runner | V2Runner", label: str = "") -> KvCache:
     """Return the layout of the runner's KV cache in its single allocation, group by group.
