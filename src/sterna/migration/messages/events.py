@@ -150,7 +150,11 @@ class PeerDead:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """An operator or the llumlet cancels the migration; ignored from Commit on."""
+    """An operator cancels the migration; ignored from Commit on.
+
+    No interpreter reports it, because no command of operators ends a migration. The machines, the
+    model and the tests have it.
+    """
 
 
 @dataclass(frozen=True, slots=True)
