@@ -22,7 +22,8 @@ class Seen:
     Attributes:
         num_ended: streams that were right from their first token to their last.
         failures: why the others were not.
-        longest_wait_s: the longest time without a token, from the sending of a request on.
+        longest_wait_s: the longest time without a token, from the sending of a request on, also of
+            those that still wait.
     """
 
     num_ended: int = 0
@@ -31,7 +32,8 @@ class Seen:
 
 
 class Load:
-    """Within its context, so many clients send one request after another."""
+    """Within its context, so many clients send one request after another. At its end all of their
+    streams end, and were right if no failure has been asked for before."""
 
     def __init__(
         self, server: ServerProcess, num_clients: int, *, num_tokens: int = NUM_TOKENS
@@ -42,6 +44,8 @@ class Load:
         self._is_ending = threading.Event()
         self._changed = threading.Condition()
         self._seen = Seen()
+        # Since when each client has had no token, while it has a stream.
+        self._waits_since_s: dict[int, float] = {}
         self._threads = [
             threading.Thread(target=self._run, args=(number,)) for number in range(num_clients)
         ]
@@ -60,11 +64,17 @@ class Load:
         self._is_ending.set()
         for thread in self._threads:
             thread.join(HANG_TIMEOUT_S)
+        if kind is None:
+            assert not any(thread.is_alive() for thread in self._threads), "streams hang"
+            assert self._seen.failures == []
 
     def seen(self) -> Seen:
         """Return what was seen since this was last asked for."""
         with self._changed:
             seen, self._seen = self._seen, Seen()
+            now_s = time.monotonic()
+            waits_s = [now_s - since_s for since_s in self._waits_since_s.values()]
+            seen.longest_wait_s = max([seen.longest_wait_s, *waits_s])
             return seen
 
     def until_ended(self, num_streams: int) -> Seen:
@@ -82,18 +92,21 @@ class Load:
         while not self._is_ending.is_set():
             seed = 1000 * client + number
             number += 1
+            with self._changed:
+                self._waits_since_s[client] = time.monotonic()
             try:
-                failure = self._check(seed)
+                failure = self._check(client, seed)
             except Exception as error:
                 failure = repr(error)
             with self._changed:
+                del self._waits_since_s[client]
                 if failure is None:
                     self._seen.num_ended += 1
                 else:
                     self._seen.failures.append(failure)
                 self._changed.notify_all()
 
-    def _check(self, seed: int) -> str | None:
+    def _check(self, client: int, seed: int) -> str | None:
         """Read one stream; returns what is wrong with it."""
         body = {
             "model": "SmolLM2-135M-Instruct",
@@ -105,7 +118,6 @@ class Load:
         }
         prompt_ids: list[int] = []
         token_ids: list[int] = []
-        waits_since_s = time.monotonic()
         with (
             self._server.http() as http,
             http.stream("POST", "/v1/completions", json=body) as answer,
@@ -121,10 +133,9 @@ class Load:
                     return str(event["error"])
                 now_s = time.monotonic()
                 with self._changed:
-                    self._seen.longest_wait_s = max(
-                        self._seen.longest_wait_s, now_s - waits_since_s
-                    )
-                waits_since_s = now_s
+                    waited_s = now_s - self._waits_since_s[client]
+                    self._seen.longest_wait_s = max(self._seen.longest_wait_s, waited_s)
+                    self._waits_since_s[client] = now_s
                 (choice,) = event["choices"]
                 prompt_ids += choice.get("prompt_token_ids") or []
                 token_ids += choice.get("token_ids") or []

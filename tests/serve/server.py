@@ -125,8 +125,8 @@ class ServerProcess:
         """Wait until the process has ended; returns its status."""
         status = self._process.wait(timeout_s)
         for reader in self._readers:
-            # Descendants that live on would hold the pipe open.
             reader.join(timeout_s)
+        assert self._num_open == 0, "descendants live on and hold its output open"
         return status
 
     def end(self) -> None:

@@ -1,8 +1,16 @@
 """Where other nodes reach a server, and what is refused before anything is started."""
 
+from argparse import Namespace
+
 import pytest
 
-from sterna.cli.serve.cluster_address import ClusterAddress, cluster_address
+from sterna.cli.serve.cluster_address import (
+    ClusterAddress,
+    cluster_address,
+    internal_host,
+    transport_config,
+)
+from sterna.config import LOOPBACK
 from sterna.errors import ConfigurationError
 from sterna.runtime.home.ray_environment import IS_SPREAD, protect_ray
 from tests.addresses import own_address
@@ -43,6 +51,23 @@ def test_a_port_is_that_at_which_nodes_join() -> None:
 def test_what_other_nodes_could_not_reach_is_refused(given: str, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         cluster_address(["--cluster-address", given])
+
+
+def test_kv_travels_by_shared_memory_on_one_machine_and_by_tcp_between_nodes() -> None:
+    assert transport_config(Namespace()).kind == "shm"
+    assert transport_config(Namespace(transport="gloo")).kind == "gloo"
+    shared = Namespace(cluster_address="10.0.0.1")
+    assert transport_config(shared).kind == "tcp"
+    with pytest.raises(ConfigurationError, match="choose tcp or gloo"):
+        transport_config(Namespace(cluster_address="10.0.0.1", transport="shm"))
+
+
+def test_the_address_is_known_before_ray_starts() -> None:
+    assert internal_host(Namespace(), None) == LOOPBACK
+    shared = Namespace(cluster_address="10.0.0.1")
+    assert internal_host(shared, ClusterAddress("10.0.0.1")) is None
+    with pytest.raises(ConfigurationError, match="is for the command line, and spelt so"):
+        internal_host(shared, None)
 
 
 def test_a_token_is_drawn_for_a_run_on_one_machine() -> None:
