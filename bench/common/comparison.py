@@ -3,15 +3,13 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 
 from bench.common.tables import LOSS_FLOOR_S, Row
 
-NUM_RESAMPLES = 2_000
 CONFIDENCE = 0.9
-TAILS = (50 * (1 - CONFIDENCE), 50 * (1 + CONFIDENCE))
-"""The percentiles of an interval's bounds."""
 
 
 # fmt: off
@@ -80,7 +78,13 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Middle:
-    """A median over pairs of runs, with the bounds of its interval of `CONFIDENCE` (bootstrap)."""
+    """A median over pairs of runs, with the bounds of its interval.
+
+    The bounds are two of the values, as far from the smallest as from the largest: the closest ones
+    between which the median of the distribution is with at least `CONFIDENCE`, whatever the
+    distribution. Of five values these are the smallest and the largest (93.75 %). Fewer have no
+    such bounds: the interval is from the smallest to the largest, and holds the median less often.
+    """
 
     median: float
     low: float
@@ -89,12 +93,11 @@ class Middle:
     @classmethod
     def of(cls, values: Sequence[float]) -> "Middle":
         """Of at least one value; a single one has no interval."""
-        ordered = np.array(values)
         if len(values) < 2:
             return cls(values[0], math.nan, math.nan)
-        draws = np.random.default_rng(0).integers(len(values), size=(NUM_RESAMPLES, len(values)))
-        low, high = np.percentile(np.median(ordered[draws], axis=1), TAILS)
-        return cls(float(np.median(ordered)), float(low), float(high))
+        ordered = sorted(map(float, values))
+        outside = _num_outside(len(ordered))
+        return cls(median(ordered), ordered[outside], ordered[-1 - outside])
 
     def at_least(self, bound: float) -> bool | None:
         """Whether the number is this or more; None: the interval has numbers on both sides."""
@@ -109,6 +112,20 @@ class Middle:
         if math.isnan(self.low):
             return f"{self.median:.{digits}f}"
         return f"{self.median:.{digits}f} [{self.low:.{digits}f}, {self.high:.{digits}f}]"
+
+
+def _num_outside(num_values: int) -> int:
+    """The number of values below an interval of `CONFIDENCE` of the median, and above it.
+
+    Each value is below the median of its distribution with a probability of a half. The interval
+    misses the median when no more than this number of values are on one side of it.
+    """
+    outside, missed = -1, 0.0
+    while True:
+        missed += 2 * math.comb(num_values, outside + 1) / 2**num_values
+        if missed > 1 - CONFIDENCE:
+            return max(0, outside)
+        outside += 1
 
 
 def factor(

@@ -85,6 +85,27 @@ def test_nine_of_ten_intervals_hold_the_mean_of_what_they_are_drawn_from(num: in
 
 
 @pytest.mark.parametrize(
+    ("num", "outside"), [(2, 0), (3, 0), (4, 0), (5, 0), (7, 0), (8, 1), (11, 2), (31, 10)]
+)
+def test_the_interval_of_a_median_is_from_one_value_to_another(num: int, outside: int) -> None:
+    """By hand: of eight values 2 * (1 + 8) / 256 of all samples miss it with one outside at each
+    end, 7 %, and 29 % with two."""
+    values = [float(each) for each in range(num, 0, -1)]
+    found = Middle.of(values)
+    assert (found.low, found.high) == (1.0 + outside, num - outside)
+    assert found.median == (num + 1) / 2
+    assert math.isnan(Middle.of([3.0]).low)
+
+
+@pytest.mark.parametrize("num", [5, 8, 21, 40])
+def test_nine_of_ten_intervals_or_more_hold_the_median_of_a_skewed_distribution(num: int) -> None:
+    drawn = np.random.default_rng(1).exponential(1.0, size=(5_000, num)).tolist()
+    found = [Middle.of(each) for each in drawn]
+    held = [each.low <= math.log(2.0) <= each.high for each in found]
+    assert 0.89 < sum(held) / len(held) < 0.97
+
+
+@pytest.mark.parametrize(
     ("low", "high", "at_least", "at_most"),
     [(1.0, 2.0, True, None), (0.5, 0.9, False, True), (0.9, 1.1, None, None)],
 )
