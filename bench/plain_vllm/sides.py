@@ -3,13 +3,15 @@
 All have the same model and the same options of vLLM, so that each replica has the same memory.
 """
 
+import contextlib
 import sys
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from bench.serving.measured import Server, started
+from bench.serving.measured import LOGS, Server, started
+from sterna.engine.cpu_cores import num_usable_cores, physical_cores
 from sterna.errors import ConfigurationError
 
 NUM = "NUM"
@@ -39,8 +41,21 @@ ONE_INSTANCE: Mapping[str, tuple[tuple[str, ...] | None, tuple[str, ...]]] = {
 }
 """The program of each server with one engine, None for `sterna serve`, and its own options."""
 
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-"""The threads that `sterna serve` gives each instance on two cores."""
+COMPILED = LOGS / "inductor"
+"""The folder of what PyTorch has compiled; by default it is in the temporary folder."""
+
+UNBOUND = "nobind"
+
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": UNBOUND}
+"""One thread for each engine, which is bound to no core, by Sterna neither."""
+
+
+def one_bound_thread(num_replicas: int) -> dict[str, str]:
+    """The environment in which each of vLLM's ranks gets what `sterna serve` gives each instance on
+    two cores: one thread, on a core of its own if there are enough."""
+    cores = physical_cores()[: num_usable_cores()]
+    bound = "|".join(map(str, cores[:num_replicas])) if num_replicas <= len(cores) else UNBOUND
+    return {**ONE_THREAD, "VLLM_CPU_OMP_THREADS_BIND": bound}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +66,14 @@ class Side:
         says: what it is, for the page.
         program: without the model; None for `sterna serve`.
         options: beside `REPLICA_OPTIONS`.
-        environment: beside this process's.
+        environment: beside this process's, for a number of replicas.
     """
 
     name: str
     says: str
     program: tuple[str, ...] | None
     options: tuple[str, ...]
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Callable[[int], Mapping[str, str]] = lambda _: {}
 
     def replica_options(self, num_replicas: int) -> list[str]:
         """Its own options; of one replica vLLM needs none."""
@@ -66,18 +81,24 @@ class Side:
             return []
         return [str(num_replicas) if each == NUM else each for each in self.options]
 
-    def started(self, model: Path, num_replicas: int, log: Path) -> AbstractContextManager[Server]:
+    @contextlib.contextmanager
+    def started(self, model: Path, num_replicas: int, log: Path) -> Iterator[Server]:
         """Run the server for as long as the context lasts.
 
         Raises:
             ConfigurationError: it did not start; the message says why.
         """
-        return started(
-            (str(model), *REPLICA_OPTIONS, *self.replica_options(num_replicas)),
-            log,
-            program=self.program,
-            environment=self.environment,
-        )
+        # Instances lock their cores in the temporary folder: in a common one, another server of
+        # Sterna's would have them all, though it is stopped.
+        with tempfile.TemporaryDirectory(prefix="s-", ignore_cleanup_errors=True) as folder:
+            environment = {"TMPDIR": folder, "TORCHINDUCTOR_CACHE_DIR": str(COMPILED)}
+            with started(
+                (str(model), *REPLICA_OPTIONS, *self.replica_options(num_replicas)),
+                log,
+                program=self.program,
+                environment={**environment, **self.environment(num_replicas)},
+            ) as server:
+                yield server
 
 
 SIDES: Mapping[str, Side] = {
@@ -92,11 +113,11 @@ SIDES: Mapping[str, Side] = {
         ),
         Side(
             VLLM_LEAN,
-            "`vllm serve --data-parallel-size N --api-server-count 1`, a thread for each rank as "
-            "with Sterna",
+            "`vllm serve --data-parallel-size N --api-server-count 1`, with a thread on a core of "
+            "its own for each rank, as with Sterna",
             VLLM_PROGRAM,
             ("--data-parallel-size", NUM, "--api-server-count", "1"),
-            ONE_THREAD,
+            one_bound_thread,
         ),
         Side(
             VLLM,

@@ -87,7 +87,7 @@ def _idle_row(side: str, replicas: int, seed: int, model: Path) -> Row:
         (str(model), *REPLICA_OPTIONS, "--enforce-eager", *of_side.replica_options(replicas)),
         log=_log(f"{side}-{replicas}"),
         program=of_side.program,
-        environment=of_side.environment,
+        environment=of_side.environment(replicas),
     )
     with server as url:
         asyncio.run(send(url, WARM_UP))

@@ -1,16 +1,20 @@
 """The comparison with vLLM's data parallelism: its tables, and a run of few requests."""
 
 import json
+import os
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from bench.common.results_io import ROOT
 from bench.plain_vllm import data_parallel_report as report
+from bench.plain_vllm import sides
 from bench.plain_vllm.sides import SIDES, STERNA, VLLM, VLLM_LEAN
 from bench.serving.comparing import QUICK_FOLDER
+from sterna.engine.vllm.guard import is_cpu_build
 
 COMMAND = [sys.executable, "-m", "bench.plain_vllm.data_parallel"]
 
@@ -58,6 +62,38 @@ def test_throughput_is_judged_at_once_and_first_tokens_as_requests_come() -> Non
     ]
     assert [each["is_reached"] for each in found["goals"]] == [False, True]
     assert f"2 replicas, against {VLLM}: P99 TTFT" in report.markdown(rows)
+
+
+@pytest.mark.parametrize(("num_replicas", "bound"), [(1, "4"), (2, "4|6"), (3, "nobind")])
+def test_each_rank_of_lean_vllm_has_a_core_if_there_are_enough(
+    num_replicas: int, bound: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sides, "physical_cores", lambda: [4, 6])
+    monkeypatch.setattr(sides, "num_usable_cores", lambda: 2)
+    found = SIDES[VLLM_LEAN].environment(num_replicas)
+    assert (found["OMP_NUM_THREADS"], found["VLLM_CPU_OMP_THREADS_BIND"]) == ("1", bound)
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+@pytest.mark.skipif(not is_cpu_build(), reason="needs vLLM for CPU")
+@pytest.mark.parametrize(("rank", "core"), [(0, 4), (1, 6)])
+def test_vllm_gives_a_rank_the_core_of_its_number(
+    rank: int, core: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.utils.ompmultiprocessing import OMPProcessManager
+
+    monkeypatch.setattr(sides, "physical_cores", lambda: [4, 6])
+    monkeypatch.setattr(sides, "num_usable_cores", lambda: 2)
+    for name, value in sides.one_bound_thread(2).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    parallel = SimpleNamespace(
+        local_world_size=1, data_parallel_rank_local=rank, _api_process_count=1
+    )
+    config = SimpleNamespace(parallel_config=parallel, kv_transfer_config=None)
+    with OMPProcessManager(config).configure_omp_envs(rank=0, local_rank=0):
+        assert os.environ["OMP_PLACES"] == f"{{{core}}}"
 
 
 @pytest.mark.parametrize("options", [("--sides", "paprika"), ("--replicas", "9")])
