@@ -32,7 +32,7 @@ from bench.common.machine import ForeignLoad, tree_cpu_s, tree_memory_bytes
 from bench.common.pace import Pace, at_one_speed
 from bench.common.tables import Row, rounded
 from bench.plain_vllm import overhead_report
-from bench.plain_vllm.sides import ENGINE_OPTIONS, FLOAT32, ONE_INSTANCE
+from bench.plain_vllm.sides import ENGINE_OPTIONS, FLOAT32, ONE_INSTANCE, QUIET
 from bench.plain_vllm.turns import Turns
 from bench.plain_vllm.vllm_client import Load, measure
 from bench.serving.comparing import add_round_options, in_turn, rows_in_rounds
@@ -216,7 +216,8 @@ class _Measurement:
         program, options = ONE_INSTANCE[side]
         begun_s = time.monotonic()
         arguments = (str(self._model), *self._options, *options)
-        self._urls[side] = turns.start(side, served(arguments, log=log, program=program))
+        server = served(arguments, log=log, program=program, environment=QUIET)
+        self._urls[side] = turns.start(side, server)
         self._start_s[side] = time.monotonic() - begun_s
         self._notes.say(f"{side}, {self._mode}: start {self._start_s[side]:.1f} s")
 

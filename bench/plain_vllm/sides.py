@@ -35,8 +35,13 @@ VLLM, VLLM_LEAN = "vllm", "vllm, one thread a rank"
 
 VLLM_PROGRAM = (sys.executable, "-m", "bench.plain_vllm.vllm_command", "serve")
 
+QUIET_OPTIONS = ("--uvicorn-log-level", "warning")
+QUIET = {"VLLM_LOGGING_LEVEL": "WARNING"}
+"""The environment, and the options, with which vLLM writes no line for a request. Both are defaults
+of `sterna serve`."""
+
 ONE_INSTANCE: Mapping[str, tuple[tuple[str, ...] | None, tuple[str, ...]]] = {
-    VLLM: (VLLM_PROGRAM, ()),
+    VLLM: (VLLM_PROGRAM, QUIET_OPTIONS),
     STERNA: (None, ("--instances", "1")),
 }
 """The program of each server with one engine, None for `sterna serve`, and its own options."""
@@ -91,9 +96,10 @@ class Side:
         # Instances lock their cores in the temporary folder: in a common one, another server of
         # Sterna's would have them all, though it is stopped.
         with tempfile.TemporaryDirectory(prefix="s-", ignore_cleanup_errors=True) as folder:
-            environment = {"TMPDIR": folder, "TORCHINDUCTOR_CACHE_DIR": str(COMPILED)}
+            environment = {"TMPDIR": folder, "TORCHINDUCTOR_CACHE_DIR": str(COMPILED), **QUIET}
+            options = (*QUIET_OPTIONS, *REPLICA_OPTIONS, *self.replica_options(num_replicas))
             with started(
-                (str(model), *REPLICA_OPTIONS, *self.replica_options(num_replicas)),
+                (str(model), *options),
                 log,
                 program=self.program,
                 environment={**environment, **self.environment(num_replicas)},

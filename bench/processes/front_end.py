@@ -30,7 +30,7 @@ from bench.common.command import end_like_ctrl_c, ended
 from bench.common.machine import ForeignLoad
 from bench.common.tables import Row, rounded
 from bench.paced.cases import tiny_model
-from bench.plain_vllm.sides import ONE_INSTANCE, ONE_THREAD, STERNA, VLLM
+from bench.plain_vllm.sides import ONE_INSTANCE, ONE_THREAD, QUIET, STERNA, VLLM
 from bench.processes import front_end_report as report
 from bench.processes.equal_streams import (
     LONG,
@@ -123,7 +123,7 @@ def _real_rows(model: Path, loads: Sequence[Load], seed: int, notes: Notes) -> l
                 (str(model), *TINY_ENGINE, *options),
                 log=log,
                 program=program,
-                environment=ONE_THREAD,
+                environment=ONE_THREAD | QUIET,
             )
             urls[side] = stack.enter_context(server)
             processes[side] = _processes(side)

@@ -11,6 +11,7 @@ from bench.common.results_io import ROOT
 from bench.plain_vllm import overhead_report as report
 from bench.plain_vllm.sides import STERNA, VLLM
 from bench.serving.comparing import QUICK_FOLDER
+from bench.serving.measured import LOGS
 
 COMMAND = [sys.executable, "-m", "bench.plain_vllm.overhead"]
 
@@ -149,3 +150,6 @@ def test_a_quick_run_has_pairs_of_rows() -> None:
     assert [each["side"] for each in loads] == [STERNA, VLLM, VLLM, STERNA]
     assert all(each["failed"] == 0 for each in loads)
     assert all(each["n"] == 4 and each["server_cpu_s"] > 0 for each in loads)
+    for side in (STERNA, VLLM):
+        log = (LOGS / "overhead" / f"{side}-eager.log").read_text("utf-8", "replace")
+        assert "POST /v1/completions" not in log

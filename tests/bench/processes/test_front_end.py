@@ -11,6 +11,7 @@ from bench.common.results_io import ROOT
 from bench.plain_vllm.sides import STERNA, VLLM
 from bench.processes import front_end_report as report
 from bench.serving.comparing import QUICK_FOLDER
+from bench.serving.measured import LOGS
 
 COMMAND = [sys.executable, "-m", "bench.processes.front_end"]
 
@@ -100,3 +101,6 @@ def test_a_quick_run_has_both_servers_and_emulated_instances() -> None:
     assert [each["side"] for each in rows] == [VLLM, STERNA, VLLM, STERNA, STERNA]
     assert all(each["failed"] == 0 and each["cpu_s"] > 0 for each in rows)
     assert rows[-1]["front_ends"] == 2
+    for side in (STERNA, VLLM):
+        log = (LOGS / "front_end" / f"{side}-1.log").read_text("utf-8", "replace")
+        assert "POST /v1/completions" not in log
