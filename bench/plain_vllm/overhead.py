@@ -166,8 +166,11 @@ class _Measurement:
         self._start_s: dict[str, float] = {}
 
     def of_round(self, seed: int, num_rounds: int) -> Iterator[None]:
-        """Run what the rows lack of this round; yields after each pair of runs."""
-        known = {row["load"] for row in self._rows_of_mode() if row["seed"] == seed}
+        """Run what the rows lack of this round; yields after each pair of runs.
+
+        A pair of an earlier program, during which the machine's speed changed, is run once more.
+        """
+        known = overhead_report.counted(self._rows, self._mode, seed)
         lacking = [
             number
             for number, name in enumerate([*(each.name for each in self._loads), IDLE])
@@ -180,7 +183,8 @@ class _Measurement:
                 self._start(turns, side)
             for number in lacking:
                 self._notes.say(f"round {seed} of {num_rounds}: {self._mode}")
-                self._rows += self._pair(turns, seed, number)
+                pair = self._pair(turns, seed, number)
+                self._rows[:] = overhead_report.replaced(self._rows, pair)
                 yield
 
     def _pair(self, turns: Turns, seed: int, number: int) -> list[Row]:
@@ -222,9 +226,13 @@ class _Measurement:
         self._notes.say(f"{side}, {self._mode}: start {self._start_s[side]:.1f} s")
 
     def _rate(self, load: Load) -> float | None:
-        """Half of the requests a second that were measured first for prompts of this length."""
+        """Half of the requests a second that were measured first for prompts of this length; the
+        rate of the load's other rounds, where that pair was run once more."""
         if not load.has_rate:
             return None
+        for row in self._rows_of_mode():
+            if row["load"] == load.name:
+                return float(row["rate"])
         per_s: float = next(
             row["requests_per_s"]
             for row in self._rows_of_mode()

@@ -16,12 +16,16 @@ from bench.plain_vllm.sides import STERNA, VLLM
 LEAST_THROUGHPUT, LEAST_BUSY_THROUGHPUT = 0.99, 0.95
 MOST_TTFT_MS, MOST_TPOT, MOST_IDLE_CORES = 2.0, 1.01, 0.03
 
+SUMMARY_MODE, SUMMARY_LOAD = "compiled", "128 tokens, half the rate"
+"""The load whose TTFT and TPOT stand in the summary."""
+
 
 def summary(rows: Sequence[Row]) -> dict[str, Any]:
-    """Sterna against plain vLLM, over all loads for which there is a pair of runs.
+    """Sterna against plain vLLM, from the loads for which there is a pair of runs.
 
-    `throughput_ratio` is that of output tokens a second on saturated servers, `ttft_added_ms` and
-    `tpot_ratio` are those of means at half the rate; each is the mean of the medians of its loads.
+    `throughput_ratio` is that of output tokens a second on saturated servers, and
+    `busy_throughput_ratio` that beside a busy core: means of the medians of their loads.
+    `ttft_added_ms` and `tpot_ratio` are the medians of one load, `SUMMARY_LOAD` in `SUMMARY_MODE`.
     """
     rows = _steady(rows)
     found: dict[str, list[float]] = {}
@@ -33,9 +37,9 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
             found.setdefault("busy_throughput_ratio", []).append(compared["throughput"].median)
         elif row["is_saturated"]:
             found.setdefault("throughput_ratio", []).append(compared["throughput"].median)
-        else:
-            found.setdefault("ttft_added_ms", []).append(compared["ttft"].median)
-            found.setdefault("tpot_ratio", []).append(compared["tpot"].median)
+        elif (row["mode"], row["load"]) == (SUMMARY_MODE, SUMMARY_LOAD):
+            found["ttft_added_ms"] = [compared["ttft"].median]
+            found["tpot_ratio"] = [compared["tpot"].median]
     means = {name: rounded(sum(values) / len(values)) for name, values in found.items()}
     idle = _of_idle(rows, STERNA, "idle_cores")
     return {**means, "idle_cores": rounded(idle), "goals": [asdict(each) for each in goals(rows)]}
@@ -47,23 +51,35 @@ def paired(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if num_sides[row["mode"], row["seed"], row["load"]] > 1]
 
 
+def counted(rows: Sequence[Row], mode: str, seed: int) -> set[str]:
+    """The loads of a round with a pair of runs during which the machine kept its speed."""
+    return {row["load"] for row in _steady(rows) if (row["mode"], row["seed"]) == (mode, seed)}
+
+
+def replaced(rows: Sequence[Row], pair: Sequence[Row]) -> list[Row]:
+    """The rows with this pair, in place of an earlier one of the same round and load."""
+    new = {(row["mode"], row["seed"], row["load"]) for row in pair}
+    kept = [row for row in rows if (row["mode"], row["seed"], row["load"]) not in new]
+    return [*kept, *pair]
+
+
 def markdown(rows: Sequence[Row]) -> str:
     """All tables."""
     num_unsteady = (len(rows) - len(_steady(rows))) // 2
     rows = _steady(rows)
     parts = [
-        f"Medians over {_num_pairs(rows)}, with 90 % intervals; times and tokens in the table are "
-        "those of vLLM, then of Sterna:"
+        "Medians over pairs of runs, with 90 % intervals; times and tokens in the table are those "
+        "of vLLM, then of Sterna:"
     ]
     if num_unsteady:
         parts.insert(
             0,
             f"Of all pairs of runs, {num_unsteady} do not count: the machine's speed changed by "
-            "more than a fifth in three attempts.",
+            "more than a fifth in three attempts. `--continue` measures them once more.",
         )
     header = (
-        *("load", "tokens/s", "ratio", "TTFT mean [ms]", "added [ms]", "TPOT mean [ms]", "ratio"),
-        *("processor time a token [ms]", "ratio"),
+        *("load", "pairs", "tokens/s", "ratio", "TTFT mean [ms]", "added [ms]", "TPOT mean [ms]"),
+        *("ratio", "processor time a token [ms]", "ratio"),
     )
     lines = []
     for row in _first_rows(rows):
@@ -82,7 +98,7 @@ def markdown(rows: Sequence[Row]) -> str:
             compared["cpu"].text(2),
         ]
         cells = [each for pair in zip(both, ratios, strict=True) for each in pair]
-        lines.append([f"{mode}, {load}", *cells])
+        lines.append([f"{mode}, {load}", str(len(_pairs(rows, mode, load))), *cells])
     parts.append(markdown_table(header, lines))
     parts.append("A server without requests, and the time until it answers:")
     idle_lines = [
@@ -99,18 +115,6 @@ def markdown(rows: Sequence[Row]) -> str:
     parts.append(markdown_table(idle_header, idle_lines))
     parts.append(goal_list([asdict(each) for each in goals(rows)]))
     return "\n\n".join(parts)
-
-
-def _num_pairs(rows: Sequence[Row]) -> str:
-    """The number of pairs of runs, of each mode where they differ."""
-    counts = {
-        mode: len({row["seed"] for row in paired(rows) if row["mode"] == mode})
-        for mode in _modes(rows)
-    }
-    if len(set(counts.values())) == 1:
-        return f"{max(counts.values())} pairs of runs"
-    of_modes = ", ".join(f"{count} {mode}" for mode, count in counts.items())
-    return f"pairs of runs ({of_modes})"
 
 
 def goals(rows: Sequence[Row]) -> list[Goal]:
@@ -176,8 +180,12 @@ def _tpot(row: Row) -> float:
 
 
 def _cpu(row: Row) -> float:
-    """Processor time of all of the server's processes for a token, in ms."""
-    return 1_000 * float(row["server_cpu_s"] / (row["tokens_per_s"] * row["duration_s"]))
+    """Processor time of all of the server's processes for a token, in ms.
+
+    The time is that of the warm-up, too. Older rows lack its tokens, a few percent of all.
+    """
+    num_tokens = row["tokens_per_s"] * row["duration_s"] + row.get("warm_up_tokens", 0)
+    return 1_000 * float(row["server_cpu_s"] / num_tokens)
 
 
 def throughput_ratio(rows: Sequence[Row], mode: str, load: str) -> float | None:
@@ -187,15 +195,20 @@ def throughput_ratio(rows: Sequence[Row], mode: str, load: str) -> float | None:
     return None if compared is None else compared["throughput"].median
 
 
-def _compared(rows: Sequence[Row], mode: str, load: str) -> dict[str, Middle] | None:
+def _pairs(rows: Sequence[Row], mode: str, load: str) -> list[tuple[Row, Row]]:
+    """The runs of vLLM and of Sterna with the same requests."""
     by_side: dict[str, dict[int, Row]] = {VLLM: {}, STERNA: {}}
     for row in rows:
         if row["mode"] == mode and row["load"] == load:
             by_side[row["side"]][row["seed"]] = row
     seeds = sorted(by_side[VLLM].keys() & by_side[STERNA].keys())
-    if not seeds:
+    return [(by_side[VLLM][seed], by_side[STERNA][seed]) for seed in seeds]
+
+
+def _compared(rows: Sequence[Row], mode: str, load: str) -> dict[str, Middle] | None:
+    pairs = _pairs(rows, mode, load)
+    if not pairs:
         return None
-    pairs = [(by_side[VLLM][seed], by_side[STERNA][seed]) for seed in seeds]
 
     def ratio(value: Callable[[Row], float]) -> Middle:
         return Middle.of([value(ours) / value(theirs) for theirs, ours in pairs])

@@ -13,6 +13,9 @@ from sterna.errors import ConfigurationError
 
 TIMEOUT_S = 1_800.0
 
+NUM_WARM_UPS = 2
+"""Requests that the client sends before those that it counts."""
+
 
 @dataclass(frozen=True, slots=True)
 class Load:
@@ -47,6 +50,8 @@ class Load:
 def measure(url: str, model: Path, load: Load, *, rate: float | None, seed: int) -> Row:
     """Send the load to a server.
 
+    The row's `warm_up_tokens` are output tokens that count in none of its other numbers.
+
     Args:
         model: the folder with the tokenizer.
         rate: requests a second, on average, unless the load says how many are under way.
@@ -65,7 +70,7 @@ def measure(url: str, model: Path, load: Load, *, rate: float | None, seed: int)
             *("--num-prompts", str(load.num_requests), "--temperature", "0"),
             *("--percentile-metrics", "ttft,tpot,itl,e2el", "--metric-percentiles", "99"),
             *("--save-result", "--result-dir", folder, "--result-filename", "run.json"),
-            *("--disable-tqdm", "--num-warmups", "2"),
+            *("--disable-tqdm", "--num-warmups", str(NUM_WARM_UPS)),
         ]
         if load.at_once is not None:
             command += ["--max-concurrency", str(load.at_once)]
@@ -78,7 +83,8 @@ def measure(url: str, model: Path, load: Load, *, rate: float | None, seed: int)
         if done.returncode != 0 or not path.is_file():
             lines = done.stderr.strip().splitlines() or ["without any output"]
             raise ConfigurationError(f"vllm bench serve failed: {lines[-1]}")
-        return _row(json.loads(path.read_text()))
+        row = _row(json.loads(path.read_text()))
+        return {**row, "warm_up_tokens": NUM_WARM_UPS * load.output_tokens}
 
 
 def _row(found: dict[str, Any]) -> Row:
