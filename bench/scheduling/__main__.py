@@ -4,9 +4,10 @@ front end waits for its answer, with 16 to 1,024 instances.
 A row has the processor time of the scheduler's core alone, for prompts with shared prefixes that
 are looked up among the prefix caches; the wait at 500 requests a second between three processes,
 from the front end's question to the moment at which it has sent the request on; the share of a core
-that the reports of all instances take; and, of up to 64, what it would cost to ask them in place of
-their reports of prefix caches. `round-robin` decides without a look at anything: its wait is that
-of two messages.
+that the reports of all instances take, and how many of those arrived that were due; and, of up to
+64, the processor time of a process that gets a report for each prompt, and of one that asks all
+instances in place of it. `round-robin` decides without a look at anything: its wait is that of two
+messages.
 
     sterna bench dispatch [--instances 16 64 ...] [--rounds 5] [--continue]
 
@@ -23,8 +24,9 @@ from bench.common.command import end_like_ctrl_c, ended, positive
 from bench.common.machine import ForeignLoad
 from bench.common.tables import Row
 from bench.scheduling import report
-from bench.scheduling.actor_processes import RATE, asks_row, reports_row, waits_row
+from bench.scheduling.actor_processes import asks_row, cache_reports_row, reports_row, waits_row
 from bench.scheduling.core_costs import core_row
+from bench.scheduling.made_cluster import RATE
 from bench.serving.comparing import add_round_options, rows_in_rounds
 from bench.serving.measured import Notes
 from sterna.runtime.processes.process import collect_garbage_seldom
@@ -66,7 +68,7 @@ def _measure(options: argparse.Namespace, rows: list[Row], folder: Path) -> None
                     **core_row(policy, num_instances, num_decisions, seed),
                     **waits_row(policy, num_instances, round(RATE * wait_s), seed),
                     **reports_row(policy, num_instances, reports_s, seed),
-                    **(asks_row(num_instances, reports_s, seed) if is_asked else {}),
+                    **(_known_caches(policy, num_instances, reports_s, seed) if is_asked else {}),
                     "foreign_cores": round(others.cores(), 2),
                     "commit": results_io.measured_commit(),
                 }
@@ -78,6 +80,14 @@ def _measure(options: argparse.Namespace, rows: list[Row], folder: Path) -> None
                 rows.append(row)
                 config = {"rate": RATE, "decisions": num_decisions, "rounds": options.rounds}
                 results_io.write(NAME, config, rows, folder, summary=report.summary(rows))
+
+
+def _known_caches(policy: str, num_instances: int, duration_s: float, seed: int) -> Row:
+    """The cost of either way to know what prefix caches have."""
+    return {
+        **cache_reports_row(policy, num_instances, duration_s, seed),
+        **asks_row(num_instances, duration_s, seed),
+    }
 
 
 def _parser() -> argparse.ArgumentParser:

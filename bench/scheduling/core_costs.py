@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from bench.common.tables import Row, rounded
-from bench.scheduling.made_cluster import MadeCluster
+from bench.scheduling.made_cluster import RATE, MadeCluster, reports_a_decision
 from sterna.messages.actors import (
     CacheReport,
     Dispatched,
@@ -23,9 +23,6 @@ from sterna.policy.presets import preset
 from sterna.scheduler.core import SchedulerCore, SchedulerEffect
 from sterna.types import InstanceId
 
-REPORTS_A_DECISION = 4
-REQUEST_INTERVAL_S = 0.002
-
 COMPUTED_AFTER = 100
 """Number of decisions after which a prompt is in the prefix cache."""
 
@@ -35,8 +32,9 @@ NUM_ROUNDS = 20
 def core_row(policy_name: str, num_instances: int, num_decisions: int, seed: int) -> Row:
     """Processor time of decisions, reports and rounds with this number of instances.
 
-    Between two decisions some instances report their loads, and one what its prefix cache has got;
-    messages come encoded, as from a mailbox.
+    Between two decisions as many instances report their loads as do so in that time on average, and
+    one what its prefix cache has got; messages come encoded, as from a mailbox. The decision about
+    a request that waits for its prefix takes two messages.
     """
     cluster = MadeCluster(num_instances, seed)
     core = SchedulerCore(replace(preset(policy_name), round_interval_s=1e9), now_s=0.0)
@@ -44,30 +42,30 @@ def core_row(policy_name: str, num_instances: int, num_decisions: int, seed: int
     reports: list[CacheReport | LoadReport] = [*cluster.caches(), *cluster.loads()]
     for report in reports:
         core.on_message(report, 0.0)
-    timed = _Timed(core)
+    timed = Timed(core)
     computing: deque[tuple[InstanceId, DispatchRequest]] = deque()
-    number = 0
-    for _ in range(num_decisions):
-        timed.now_s += REQUEST_INTERVAL_S
-        for _ in range(REPORTS_A_DECISION):
+    decisions_s: list[float] = []
+    num_a_decision = reports_a_decision(num_instances)
+    number = num_reports = 0
+    for index in range(1, num_decisions + 1):
+        timed.now_s += 1 / RATE
+        while num_reports < round(index * num_a_decision):
             timed.send(cluster.drawn_load(number))
+            num_reports += 1
         if len(computing) == COMPUTED_AFTER:
             timed.send(cluster.computed(*computing.popleft()))
         request = cluster.request()
-        dispatched = _dispatched(timed.send(request))
-        if dispatched is None:
-            # It waits for its prefix.
-            dispatched = _dispatched(timed.send(PrefixDone(request.request_id)))
-            assert dispatched is not None
+        dispatched, decision_s = decided(timed, request)
+        decisions_s.append(decision_s)
         number = dispatched.dispatch_number
         computing.append((dispatched.instance_id, request))
-    decisions_s = timed.durations_s[DispatchRequest]
     median, p99 = np.percentile(decisions_s, (50, 99))
     return {
         "instances": num_instances,
         "policy": policy_name,
         "seed": seed,
         "n": num_decisions,
+        "reports_a_decision": rounded(num_a_decision),
         "decisions_per_s_per_core": rounded(num_decisions / sum(decisions_s)),
         "decision_median_ms": rounded(1_000 * median),
         "decision_p99_ms": rounded(1_000 * p99),
@@ -77,7 +75,19 @@ def core_row(policy_name: str, num_instances: int, num_decisions: int, seed: int
     }
 
 
-class _Timed:
+def decided(timed: "Timed", request: DispatchRequest) -> tuple[Dispatched, float]:
+    """The decision about the request, and the processor time of all messages that it takes."""
+    dispatched = _dispatched(timed.send(request))
+    duration_s = timed.durations_s[DispatchRequest][-1]
+    if dispatched is None:
+        # It waits for its prefix.
+        dispatched = _dispatched(timed.send(PrefixDone(request.request_id)))
+        assert dispatched is not None
+        duration_s += timed.durations_s[PrefixDone][-1]
+    return dispatched, duration_s
+
+
+class Timed:
     """Hands messages to a core; keeps the processor time of each, by its type."""
 
     def __init__(self, core: SchedulerCore) -> None:

@@ -6,8 +6,10 @@ decision, and on the prompts' blocks; loads and prompts are drawn so that decisi
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from sterna.config import LlumletConfig
+from sterna.instance.llumlet import spread_interval_s
 from sterna.messages.actors import (
     CacheReport,
     DispatchRequest,
@@ -16,6 +18,7 @@ from sterna.messages.actors import (
     LoadReport,
     Membership,
 )
+from sterna.policy.presets import LLUMNIX
 from sterna.types import (
     NORMAL,
     CacheGroup,
@@ -27,6 +30,9 @@ from sterna.types import (
     packed,
     unpacked,
 )
+
+RATE = 500.0
+"""Requests a second."""
 
 BLOCK_TOKENS = 16
 LAYOUT = CacheLayout(BLOCK_TOKENS, BLOCK_TOKENS, (CacheGroup(0, BLOCK_TOKENS),))
@@ -48,33 +54,53 @@ HOLDERS_OF_A_PREFIX = 3
 FRONTEND = FrontendId(0)
 
 
+def report_interval_s(num_instances: int) -> float:
+    """Time between two load reports of an instance, among as many whose loads change all the
+    time."""
+    interval_s = LlumletConfig(LLUMNIX).report_interval_s
+    assert interval_s is not None
+    return spread_interval_s(interval_s, num_instances)
+
+
+def reports_a_decision(num_instances: int) -> float:
+    """The load reports of all instances between two requests, on average."""
+    return num_instances / report_interval_s(num_instances) / RATE
+
+
 class MadeCluster:
     """Instances and their reports.
 
     Args:
         num_instances: at least 1.
-        addresses: of the front end's mailbox, "" without one, and of that of all instances.
+        frontend: the address of the front end's mailbox; "" without one.
+        instances: the addresses of the instances' mailboxes, or one that all have.
     """
 
     def __init__(
-        self, num_instances: int, seed: int, addresses: tuple[str, str] = ("front end", "instances")
+        self,
+        num_instances: int,
+        seed: int,
+        frontend: str = "front end",
+        instances: Sequence[str] = ("instances",),
     ) -> None:
+        assert len(instances) in (1, num_instances)
         self._draws = random.Random(seed)
         self._ids = [InstanceId(f"i{number}") for number in range(num_instances)]
         self._sequences = dict.fromkeys(self._ids, 0)
-        self._addresses = addresses
+        self._frontend = frontend
+        self._instances = instances
         self._prefixes = [self._hashes(*PREFIX_TOKENS) for _ in range(NUM_PREFIXES)]
-        self._num_asked = self._turn = 0
+        self._num_asked = 0
         # The blocks in each prefix cache, the oldest first.
         self._cached: dict[InstanceId, dict[int, None]] = {each: {} for each in self._ids}
 
     def membership(self, version: int = 1) -> Membership:
         """All instances, and the front end if it has an address."""
-        frontend, instances = self._addresses
+        members = zip(self._ids, itertools.cycle(self._instances), strict=False)
         return Membership(
             version,
-            tuple(InstanceMember(each, instances) for each in self._ids),
-            (FrontendMember(FRONTEND, frontend),) if frontend else (),
+            tuple(InstanceMember(each, address) for each, address in members),
+            (FrontendMember(FRONTEND, self._frontend),) if self._frontend else (),
             None,
         )
 
@@ -87,6 +113,12 @@ class MadeCluster:
                     self._cached[holder] |= dict.fromkeys(prefix)
         for instance_id, hashes in self._cached.items():
             yield CacheReport(instance_id, packed(hashes), layout=LAYOUT)
+
+    def holder(self, request: DispatchRequest) -> InstanceId:
+        """An instance that has the begin of the prompt in its prefix cache, or any."""
+        first = int(unpacked(request.block_hashes)[0])
+        holders = [each for each, cached in self._cached.items() if first in cached]
+        return self._draws.choice(holders or self._ids)
 
     def computed(self, instance_id: InstanceId, request: DispatchRequest) -> CacheReport:
         """The report of an instance that has computed the prompt: its blocks, and those that had to
@@ -109,10 +141,9 @@ class MadeCluster:
         """The next report of any instance, which shows all dispatches up to this one."""
         return self._load(self._draws.choice(self._ids), last_dispatch)
 
-    def next_load(self, last_dispatch: int) -> LoadReport:
-        """The next report of the instances in turn, likewise."""
-        self._turn = (self._turn + 1) % len(self._ids)
-        return self._load(self._ids[self._turn], last_dispatch)
+    def load_of(self, number: int, last_dispatch: int) -> LoadReport:
+        """The next report of the instance of this number, likewise."""
+        return self._load(self._ids[number], last_dispatch)
 
     def request(self) -> DispatchRequest:
         """The next request: a shared prefix, and more."""

@@ -1,5 +1,6 @@
 """The results of `sterna bench dispatch`: a table, a summary and goals. Pure, from rows alone."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from statistics import median
@@ -52,10 +53,32 @@ def markdown(rows: Sequence[Row]) -> str:
         (
             f"Medians over {num_rounds} rounds:",
             markdown_table(("policy", "instances", *SHOWN.values()), lines),
+            *_arrived(rows),
             *_asking(rows),
             goal_list([asdict(each) for each in goals(rows)]),
         )
     )
+
+
+def _arrived(rows: Sequence[Row]) -> list[str]:
+    """The load reports that arrived, of those that were due."""
+    counted = [row for row in rows if "reports_due_per_s" in row]
+    if not counted:
+        return ["In these rows it was not counted how many of the load reports arrived."]
+    lines = [
+        [
+            f"{instances:,}",
+            number(due := _median(counted, DEFAULT, instances, "reports_due_per_s")),
+            number(100 * _median(counted, DEFAULT, instances, "reports_per_s") / due),
+            number(100 * _median(counted, DEFAULT, instances, "asked_reports_per_s") / due),
+        ]
+        for instances in _numbers(counted)
+    ]
+    titles = ("instances", "due a second", "arrived [%]", "while requests come [%]")
+    return [
+        f"Load reports that arrived at the scheduler of `{DEFAULT}`:",
+        markdown_table(titles, lines),
+    ]
 
 
 def _asking(rows: Sequence[Row]) -> list[str]:
@@ -66,20 +89,21 @@ def _asking(rows: Sequence[Row]) -> list[str]:
     lines = [
         [
             f"{instances:,}",
-            number(1e3 / _median(asked, DEFAULT, instances, "decisions_per_s_per_core")),
             number(_median(asked, DEFAULT, instances, "cache_report_us") / 1e3),
+            number(_median(asked, DEFAULT, instances, "reporting_ms")),
             number(_median(asked, DEFAULT, instances, "asking_ms")),
         ]
         for instances in _numbers(asked)
     ]
     titles = (
         "instances",
-        "a decision [ms]",
-        "with reports: one for each prompt [ms]",
-        "asking all instances for each prompt [ms]",
+        "a report, the core alone [ms]",
+        "a report, the process [ms]",
+        "asking all instances, the process [ms]",
     )
     return [
-        "To know prefix caches, the scheduler's processor time for a request:",
+        "To know prefix caches, processor time for each prompt; that of the process is its "
+        "mailbox's, too:",
         markdown_table(titles, lines),
     ]
 
@@ -152,4 +176,6 @@ def _of(rows: Sequence[Row], policy: str, instances: int) -> list[Row]:
 
 
 def _median(rows: Sequence[Row], policy: str, instances: int, name: str) -> float:
-    return float(median(row[name] for row in _of(rows, policy, instances)))
+    """NaN where older rows do not have it."""
+    found = [row[name] for row in _of(rows, policy, instances) if name in row]
+    return float(median(found)) if found else math.nan
