@@ -14,6 +14,7 @@ measured with vLLM's own scheduler, and `sterna bench dispatch` with the default
 import argparse
 import re
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from bench.scheduling import report as dispatch_report
 from bench.scheduling import stalls_report as report
 from bench.serving.comparing import add_round_options, rows_in_rounds
 from bench.serving.measured import LOGS, Notes, started
+from sterna.engine.emulated.emulated_engine import STALLS_INTERVAL_S
 from sterna.errors import ConfigurationError
 from sterna.workload.catalog import Workload, build_trace
 from sterna.workload.seeds import PAPER_SEED
@@ -53,7 +55,12 @@ COUNTS = re.compile(
     r"stalls counted instance=(\w+) steps=(\d+) seconds=([\d.]+) following=(\d+)"
     r" stalled_seconds=([\d.]+)"
 )
-"""The line with what an instance has counted so far."""
+"""The line with what an instance has counted so far: at the end, and while it steps every
+`STALLS_INTERVAL_S`."""
+
+PAUSE_S = STALLS_INTERVAL_S + 1.0
+"""Between the warm-up and the run: then the first step that follows another one writes a line, which
+has all of the warm-up."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -104,9 +111,11 @@ def wall_clock_row(num_instances: int, seconds: float, seed: int, notes: Notes) 
     trace = build_trace(Workload(TRACE, round(rate * seconds), rate, seed=seed))
     with started(options, log) as server:
         server.warm_up(num_instances)
+        time.sleep(PAUSE_S)
+        num_bytes_before = log.stat().st_size
         done = server.measure(trace, f"{num_instances} instances", seed=seed)
     notes.say_outcome(done)
-    stalls = stalls_of(log.read_text("utf-8", "replace"))
+    stalls = stalls_of(log.read_bytes()[num_bytes_before:].decode("utf-8", "replace"))
     if stalls.num_instances != num_instances or stalls.num_followed == 0:
         raise ConfigurationError(
             f"{stalls.num_instances} of {num_instances} instances counted their stalls: see {log}"
@@ -145,21 +154,22 @@ class Stalls:
 
 
 def stalls_of(log: str) -> Stalls:
-    """Counts of all instances of a server, from the last line of each in its output."""
-    last = {name: counts for name, *counts in COUNTS.findall(log)}
-    found = zip(*last.values(), strict=True)
-    steps, seconds, followed, stalled = found if last else ((), (), (), ())
-    return Stalls(
-        len(last),
-        sum(map(int, steps)),
-        sum(map(float, seconds)),
-        sum(map(int, followed)),
-        sum(map(float, stalled)),
+    """Counts of all instances of a server, from the first line of each in its output to the
+    last."""
+    first: dict[str, list[float]] = {}
+    last: dict[str, list[float]] = {}
+    for name, *counts in COUNTS.findall(log):
+        last[name] = [float(each) for each in counts]
+        first.setdefault(name, last[name])
+    num_steps, steps_s, num_followed, stalled_s = (
+        sum(last[name][k] - first[name][k] for name in last) for k in range(4)
     )
+    return Stalls(len(last), round(num_steps), steps_s, round(num_followed), stalled_s)
 
 
 def measured_costs(num_instances: int) -> Costs:
-    """The costs of the default policy with this number of instances, from the committed results.
+    """The mean costs of the default policy with this number of instances, from the committed
+    results.
 
     Raises:
         ConfigurationError: there are none.
@@ -168,7 +178,8 @@ def measured_costs(num_instances: int) -> Costs:
     dispatch = dispatch_report.summary(results_io.read("dispatch")["rows"])
     for each in dispatch["instances"]:
         if each["instances"] == num_instances:
-            dispatch_s = each["decision_median_ms"] / 1_000
+            # The mean: a queue has the work of the long ones, too.
+            dispatch_s = 1 / each["decisions_per_s_per_core"]
             return Costs(local_s, central_s, dispatch_s, each["load_report_us"] / 1e6)
     raise ConfigurationError(
         f"bench/results/dispatch.json has nothing of {num_instances:,} instances: run "

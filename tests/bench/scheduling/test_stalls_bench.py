@@ -3,14 +3,16 @@
 import json
 import subprocess
 import sys
+from statistics import median
 from typing import Any
 
 import pytest
 
+from bench.common import results_io
 from bench.common.results_io import ROOT
 from bench.paper.figures.scheduling_costs import Costs
 from bench.paper.figures.stress import WARM_UP_S
-from bench.scheduling import stalls, stalls_report
+from bench.scheduling import report, stalls, stalls_report
 from bench.serving.comparing import QUICK_FOLDER
 
 COMMAND = [sys.executable, "-m", "bench.scheduling.stalls"]
@@ -34,15 +36,18 @@ def simulated(instances: int, rate: float, stall_ms: float) -> dict[str, Any]:
 ROWS = [
     *(wall_clock(4, seed, stall_ms) for seed, stall_ms in ((1, 0.3), (2, 0.5), (3, 0.4))),
     wall_clock(1, 1, 2.0),
+    *(wall_clock(16, seed, stall_ms) for seed, stall_ms in ((1, 0.8), (2, 1.1), (3, 0.9))),
     *(simulated(64, 1.0, 0.3), simulated(64, 2.0, 0.9), simulated(1_024, 1.0, 1.1)),
 ]
 
 
-def test_goals_are_those_of_most_instances_and_of_the_highest_rate() -> None:
+def test_goals_are_those_of_all_numbers_of_instances_and_of_the_highest_rate() -> None:
     found = stalls_report.summary(ROWS)
-    assert found["stall_ms"] == {1: 2.0, 4: 0.4}
+    assert found["stall_ms"] == {1: 2.0, 4: 0.4, 16: 0.9}
     assert {each["name"]: each["is_reached"] for each in found["goals"]} == {
+        "a step's stall, 1 instance on the wall clock": False,
         "a step's stall, 4 instances on the wall clock": True,
+        "a step's stall, 16 instances on the wall clock": None,
         "a step's stall, 64 simulated instances": True,
         "a step's stall, 1,024 simulated instances": False,
     }
@@ -51,16 +56,18 @@ def test_goals_are_those_of_most_instances_and_of_the_highest_rate() -> None:
     assert "| 1,024 | 1 | 40.0 | 1.10 | 0.100 | 0.300 |" in text
 
 
-def test_the_last_counts_of_all_instances_are_added() -> None:
+def test_all_instances_count_from_their_first_line_to_their_last() -> None:
+    """By hand: 8 steps of one instance and 20 of the other one."""
     log = (
         "stalls counted instance=i0 steps=2 seconds=0.1 following=1 stalled_seconds=0.001\n"
         "stalls counted instance=i0 steps=10 seconds=0.5 following=8 stalled_seconds=0.010\n"
         "(front end 0 pid=2) ready\n"
-        "stalls counted instance=i1 steps=20 seconds=1.5 following=19 stalled_seconds=0.005\n"
+        "stalls counted instance=i1 steps=10 seconds=0.5 following=9 stalled_seconds=0.002\n"
+        "stalls counted instance=i1 steps=30 seconds=2.0 following=28 stalled_seconds=0.007\n"
     )
     found = stalls.stalls_of(log)
-    assert (found.num_instances, found.num_steps, found.num_followed) == (2, 30, 27)
-    assert (found.steps_s, found.stalled_s) == pytest.approx((2.0, 0.015))
+    assert (found.num_instances, found.num_steps, found.num_followed) == (2, 28, 26)
+    assert (found.steps_s, found.stalled_s) == pytest.approx((1.9, 0.014))
     assert stalls.stalls_of("").num_instances == 0
 
 
@@ -80,6 +87,9 @@ def test_costs_are_those_of_the_committed_results() -> None:
     few, many = (stalls.measured_costs(each) for each in stalls.SIMULATED_INSTANCES)
     assert few.local_s == many.local_s
     assert 0.0 < few.dispatch_s < 0.01
+    rows = [row for row in results_io.read("dispatch")["rows"] if row["policy"] == report.DEFAULT]
+    rates = [row["decisions_per_s_per_core"] for row in rows if row["instances"] == 1_024]
+    assert many.dispatch_s == pytest.approx(1 / median(rates))
     assert 0.0 < many.report_s < 0.001
 
 
