@@ -26,7 +26,6 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
 
 def markdown(rows: Sequence[Row]) -> str:
     """The table of the page."""
-    num_rounds = len({row["seed"] for row in rows})
     lines = []
     for replicas, mode in _kinds(rows):
         ratio = _ratio(rows, replicas, mode)
@@ -36,15 +35,15 @@ def markdown(rows: Sequence[Row]) -> str:
                 continue
             cells = [number(_median(chosen, stage)) for stage in STAGES]
             text = ratio.text(2) if ratio is not None and side == STERNA else ""
-            lines.append([f"{replicas}, {mode}", side, *cells, text])
+            lines.append([f"{replicas}, {mode}", side, str(len(chosen)), *cells, text])
     header = (
-        *("instances", "server", "options read after [s]", "engines ready [s]", "answers [s]"),
-        *("first token [s]", "ratio"),
+        *("instances", "server", "starts", "options read after [s]", "engines ready [s]"),
+        *("answers [s]", "first token [s]", "ratio"),
     )
     return "\n\n".join(
         [
-            f"Medians over {num_rounds} starts, with the 90 % interval of the ratio of the times "
-            "to the first token:",
+            "Medians over starts, with the 90 % interval of the ratio of the times to the first "
+            "token, over pairs of starts:",
             markdown_table(header, lines, num_text=2),
         ]
     )

@@ -37,9 +37,9 @@ def test_the_summary_has_medians_over_pairs() -> None:
 
 def test_the_table_has_both_servers_and_leaves_out_what_is_not_known() -> None:
     lines = report.markdown(ROWS).splitlines()
-    assert f"| 2, compiles | {VLLM} | 10.0 |  | 30.0 | 100 |  |" in lines
-    assert f"| 2, compiles | {STERNA} | 10.0 |  | 30.0 | 80.0 | 0.80 [0.50, 1.10] |" in lines
-    assert f"| 2, compiled before | {STERNA} | 10.0 |  | 30.0 | 40.0 |  |" in lines
+    assert f"| 2, compiles | {VLLM} | 3 | 10.0 |  | 30.0 | 100 |  |" in lines
+    assert f"| 2, compiles | {STERNA} | 3 | 10.0 |  | 30.0 | 80.0 | 0.80 [0.50, 1.10] |" in lines
+    assert f"| 2, compiled before | {STERNA} | 1 | 10.0 |  | 30.0 | 40.0 |  |" in lines
 
 
 @pytest.mark.slow
