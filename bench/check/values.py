@@ -157,16 +157,21 @@ CHECKS = (
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A value beside the committed one; None where either is missing."""
+    """A value beside the committed one; None where either is missing.
+
+    Attributes:
+        elsewhere: the processor of the committed one, where it is another: they are not compared.
+    """
 
     value: Value
     committed: float | None
     measured: float | None
+    elsewhere: str | None = None
 
     @property
     def loss(self) -> float | None:
         """The factor by which it is worse; below 1 if it is better."""
-        if self.committed is None or self.measured is None:
+        if self.committed is None or self.measured is None or self.elsewhere is not None:
             return None
         if self.value.is_higher_better:
             return self.committed / self.measured
@@ -174,18 +179,21 @@ class Verdict:
 
     @property
     def is_lost(self) -> bool:
-        """Whether it is worse by more than `MOST_LOSS`, or could not be measured."""
-        if self.committed is None:
-            return False
+        """Whether it is worse by more than `MOST_LOSS`, could not be measured, or should have
+        been committed."""
+        if self.elsewhere is not None:
+            return self.measured is None
         return self.loss is None or self.loss > MOST_LOSS
 
     def line(self) -> list[str]:
         """The line of the table."""
         numbers = ["" if x is None else f"{x:.3g}" for x in (self.committed, self.measured)]
-        if self.committed is None:
-            said = "nothing committed"
-        elif self.loss is None:
+        if self.measured is None:
             said = "**not measured**"
+        elif self.elsewhere is not None:
+            said = f"not compared: committed on another processor ({self.elsewhere})"
+        elif self.loss is None:
+            said = "**nothing committed**"
         else:
             said = f"{self.loss:.2f} times as bad" if self.loss > 1 else "as good"
             said = f"**{said}**" if self.is_lost else said

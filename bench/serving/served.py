@@ -71,7 +71,7 @@ def served(
             _until_ready(process, url, time.monotonic() + timeout_s, printed.fileno(), tls)
             yield url
         finally:
-            _end(process)
+            end_group(process)
 
 
 def _names(options: Sequence[str]) -> set[str]:
@@ -122,9 +122,13 @@ def _last_line(log: int) -> str:
     return words.removeprefix("sterna: error: ")
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Let the server end by itself, else kill it, and kill what it leaves of its process group: a
-    `vllm serve` that is still starting leaves its workers."""
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """Let a process end by itself, else kill it, and kill what it leaves of its process group: a
+    `vllm serve` that is still starting leaves its workers.
+
+    Args:
+        process: the first of its group.
+    """
     process.send_signal(signal.SIGTERM)
     try:
         process.wait(END_TIMEOUT_S)
