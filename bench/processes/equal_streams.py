@@ -79,14 +79,33 @@ def slow_server(num_instances: int, num_frontends: int, load: Load, log: Path) -
             yield url
 
 
-async def send(url: str, load: Load) -> tuple[float, int]:
-    """Send the streams; returns the time that they took, and how many failed."""
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Streams that have ended.
+
+    Attributes:
+        duration_s: from the first request to the last answer's end.
+        num_chunks: parts of answers that came, each with one token, or with more where the front
+            end was late.
+        most_open: the most answers that had begun and not ended at one time.
+    """
+
+    duration_s: float
+    num_failed: int
+    num_chunks: int
+    most_open: int
+
+
+async def send(url: str, load: Load) -> Sent:
+    """Send the streams."""
     places = asyncio.Semaphore(load.at_once)
+    num_chunks = num_open = most_open = 0
     clock = asyncio.get_running_loop().time
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=None, sock_read=600.0)
 
     async def is_answered(session: aiohttp.ClientSession, number: int) -> bool:
+        nonlocal num_chunks, num_open, most_open
         body = {
             **{"model": "small", "max_tokens": load.output_tokens, "stream": True},
             **{"ignore_eos": True, "temperature": 0.0},
@@ -99,17 +118,27 @@ async def send(url: str, load: Load) -> tuple[float, int]:
         async with places:
             try:
                 async with session.post(f"{url}/v1/completions", json=body) as answer:
-                    async for line in answer.content:
-                        if line.startswith(EVENT) and not line.startswith(END):
-                            last = line
+                    num_open += 1
+                    most_open = max(most_open, num_open)
+                    try:
+                        async for line in answer.content:
+                            if line.startswith(EVENT) and not line.startswith(END):
+                                num_chunks += 1
+                                last = line
+                    finally:
+                        num_open -= 1
             except (aiohttp.ClientError, TimeoutError):
                 return False
-        usage = json.loads(last.removeprefix(EVENT)).get("usage") or {}
-        return usage.get("completion_tokens") == load.output_tokens
+        usage = json.loads(last.removeprefix(EVENT)).get("usage")
+        if usage is None:
+            return False
+        # The last event has the usage, and no token.
+        num_chunks -= 1
+        return bool(usage.get("completion_tokens") == load.output_tokens)
 
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
         begun_s = clock()
         answered = await asyncio.gather(
             *(is_answered(session, number) for number in range(load.num_streams))
         )
-        return clock() - begun_s, answered.count(False)
+        return Sent(clock() - begun_s, answered.count(False), num_chunks, most_open)

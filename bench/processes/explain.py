@@ -102,7 +102,7 @@ def _rows_of_server(
         asyncio.run(send(url, replace(loads[0], num_streams=64)))
         for load in loads:
             with py_spy.recording(spy, pids, RECORDED_S) as stacks:
-                _, failed = asyncio.run(send(url, load))
+                failed = asyncio.run(send(url, load)).num_failed
             counts = {name: seen(lines) for name, lines in stacks.items()}
             row = {
                 **{"seed": seed, "load": load.name, "n": load.num_streams, "failed": failed},

@@ -149,9 +149,10 @@ def _warm_up(url: str, load: Load) -> None:
 
 def _summed(parts: Sequence[Row]) -> Row:
     """The turns of one server under one load."""
-    counted = ("n", "failed", "tokens", "duration_s", "cpu_s")
+    counted = ("n", "failed", "tokens", "chunks", "duration_s", "cpu_s")
     sums = {name: sum(each[name] for each in parts) for name in counted}
-    return {**parts[-1], **sums, "foreign_cores": max(each["foreign_cores"] for each in parts)}
+    largest = {name: max(each[name] for each in parts) for name in ("most_open", "foreign_cores")}
+    return {**parts[-1], **sums, **largest}
 
 
 def _emulated_row(num_instances: int, num_frontends: int, load: Load, notes: Notes) -> Row:
@@ -172,16 +173,19 @@ def _emulated_row(num_instances: int, num_frontends: int, load: Load, notes: Not
 def _loaded(url: str, load: Load, processes: Sequence[psutil.Process], notes: Notes) -> Row:
     others = ForeignLoad()
     used_s = _cpu_s(processes)
-    loop_s, failed = asyncio.run(send(url, load))
+    sent = asyncio.run(send(url, load))
     cpu_s = _cpu_s(processes) - used_s
-    num_tokens = (load.num_streams - failed) * load.output_tokens
-    notes.say(f"{load.name}: {num_tokens / loop_s:.0f} tokens/s, {cpu_s:.2f} s of the front end")
+    num_tokens = (load.num_streams - sent.num_failed) * load.output_tokens
+    tokens_per_s = num_tokens / sent.duration_s
+    notes.say(f"{load.name}: {tokens_per_s:.0f} tokens/s, {cpu_s:.2f} s of the front end")
     return {
         "load": load.name,
         "n": load.num_streams,
-        "failed": failed,
+        "failed": sent.num_failed,
         "tokens": num_tokens,
-        "duration_s": rounded(loop_s),
+        "chunks": sent.num_chunks,
+        "most_open": sent.most_open,
+        "duration_s": rounded(sent.duration_s),
         "cpu_s": rounded(cpu_s),
         "memory_bytes": sum(each.memory_info().rss for each in processes),
         "foreign_cores": round(others.cores(), 2),

@@ -111,9 +111,14 @@ def _streams_row(num_streams: int, seed: int) -> Row:
                 now = _memory_bytes()
                 if sum(now.values()) > sum(most.values()):
                     most = now
-            _, num_failed = answering.result()
+            sent = answering.result()
     row = _row(STERNA, report.EMULATED, num_streams, seed, most)
-    return {**row, "failed": num_failed, "before_bytes": before}
+    return {
+        **row,
+        "failed": sent.num_failed,
+        "most_open": sent.most_open,
+        "before_bytes": before,
+    }
 
 
 def _row(side: str, replicas: int, streams: int, seed: int, memory: dict[str, int]) -> Row:

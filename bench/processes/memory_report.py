@@ -64,12 +64,18 @@ def markdown(rows: Sequence[Row]) -> str:
     streams = _of_streams(rows)
     if streams:
         stream_lines = [
-            [f"{streams:,}", number(1024 * mib), number(_failed(rows, streams))]
+            [
+                f"{streams:,}",
+                number(_most_open(rows, streams)),
+                number(1024 * mib),
+                number(_failed(rows, streams)),
+            ]
             for streams, mib in streams.items()
         ]
         parts += [
-            f"Sterna with {EMULATED} emulated instances, and streams of 32 tokens:",
-            markdown_table(("streams at once", "each [KiB]", "failed"), stream_lines),
+            f"Sterna with {EMULATED} emulated instances, and streams of 32 tokens, all of which are "
+            "sent together; the most that were open at one time, if that was counted:",
+            markdown_table(("streams", "open at once", "each [KiB]", "failed"), stream_lines),
         ]
     return "\n\n".join(parts)
 
@@ -106,6 +112,12 @@ def _of_streams(rows: Sequence[Row]) -> dict[int, float]:
         streams: _mib([row for row in of_streams if row["streams"] == streams], each_bytes)
         for streams in sorted({row["streams"] for row in of_streams})
     }
+
+
+def _most_open(rows: Sequence[Row], streams: int) -> float | None:
+    """The median over the rounds; None where older rows do not have it."""
+    found = [row["most_open"] for row in rows if row["streams"] == streams and "most_open" in row]
+    return median(found) if found else None
 
 
 def _failed(rows: Sequence[Row], streams: int) -> int:

@@ -57,8 +57,16 @@ def test_costs_are_those_that_both_loads_have_together() -> None:
 def test_the_tables_have_costs_and_ratios() -> None:
     text = report.markdown(ROWS)
     assert f"| {VLLM} | 1,000 |  | 50.0 |  | 20,000 |" in text
-    assert "| 2,000 | 2.00 [1.50, 2.50] | 90.0 | 1.80 [1.60, 2.00] | 11,111 |" in text
-    assert "| many | 2,000 | 100 | 10,000 | 1,024 | 2 |" in text
+    assert "| 2,000 | 2.00 [1.50, 2.50] | 90.0 | 1.80 [1.60, 2.00] | 11,111 |  |" in text
+    assert "| many | 2,000 | 100 | 10,000 |  | 1,024 |  | 2 |" in text
+
+
+def test_chunks_with_several_tokens_show_where_they_were_counted() -> None:
+    rows = [{**row, "chunks": row["tokens"] / 2, "most_open": 4_321} for row in ROWS]
+    text = report.markdown(rows)
+    assert "| 1.80 [1.60, 2.00] | 11,111 | 2.00 |" in text
+    assert "| many | 2,000 | 100 | 10,000 | 2.00 | 1,024 | 4,321 | 2 |" in text
+    assert "5,000 streams at once: failed: 2, and 4,321 were open at one time" in text
 
 
 @pytest.mark.parametrize(
@@ -100,6 +108,8 @@ def test_a_quick_run_has_both_servers_and_emulated_instances() -> None:
     rows = json.loads((QUICK_FOLDER / "front_end.json").read_text())["rows"]
     assert [each["side"] for each in rows] == [VLLM, STERNA, VLLM, STERNA, STERNA]
     assert all(each["failed"] == 0 and each["cpu_s"] > 0 for each in rows)
+    assert all(0 < each["chunks"] <= each["tokens"] for each in rows)
+    assert all(0 < each["most_open"] <= each["n"] for each in rows)
     assert rows[-1]["front_ends"] == 2
     for side in (STERNA, VLLM):
         log = (LOGS / "front_end" / f"{side}-1.log").read_text("utf-8", "replace")

@@ -61,7 +61,9 @@ def test_what_sterna_adds_to_a_server_an_instance_and_a_stream() -> None:
     }
     text = report.markdown(ROWS)
     assert f"| 1 | {VLLM_LEAN} | 0.00 | 1,000 |" in text
-    assert "| 100 | 1,024 | 0.00 |" in text
+    assert "| 100 |  | 1,024 | 0.00 |" in text
+    counted = [{**row, "most_open": 90} for row in ROWS]
+    assert "| 100 | 90.0 | 1,024 | 0.00 |" in report.markdown(counted)
 
 
 @pytest.mark.slow
