@@ -110,8 +110,8 @@ class Middle:
     def text(self, digits: int) -> str:
         """With this number of digits behind the point."""
         if math.isnan(self.low):
-            return f"{self.median:.{digits}f}"
-        return f"{self.median:.{digits}f} [{self.low:.{digits}f}, {self.high:.{digits}f}]"
+            return f"{self.median:,.{digits}f}"
+        return f"{self.median:,.{digits}f} [{self.low:,.{digits}f}, {self.high:,.{digits}f}]"
 
 
 def _num_outside(num_values: int) -> int:

@@ -46,11 +46,28 @@ ROWS = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("intervals", "is_reached"),
+    [
+        (((0.82, 0.9), (0.8, 0.81)), True),
+        (((0.75, 0.9), (0.8, 0.81)), None),
+        (((0.75, 0.9), (0.69, 0.79)), False),
+    ],
+)
+def test_the_shares_of_all_long_transfers_decide_the_goal(
+    intervals: tuple[tuple[float, float], ...], is_reached: bool | None
+) -> None:
+    shares = [{"median": (low + high) / 2, "low": low, "high": high} for low, high in intervals]
+    rows = [{**ROWS[1], "wire_share": share} for share in shares]
+    (goal,) = report.goals(rows)
+    assert goal.is_reached is is_reached
+
+
 def test_the_smallest_share_of_long_transfers_has_a_goal() -> None:
     found = report.summary(ROWS)
     assert found["m, tcp"] == 0.7
     (goal,) = found["goals"]
-    assert not goal["is_reached"]
+    assert (goal["found"], goal["is_reached"]) == ("0.70 [0.10, 0.90]", None)
     text = report.markdown(ROWS)
     assert "| m, tcp, 16 tokens | 1.00 | 2.00 | 2.50 | 3.00 | 0.500 | 0.20 [0.10, 0.90] |" in text
     assert "| m, gather | 2.00 | 1.00 | 2.00 |" in text
