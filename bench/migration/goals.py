@@ -25,6 +25,10 @@ MAX_SHARE_OF_STEP = {"idle": 0.5, "busy": 1.0}
 MIN_TIMES_BELOW_RECOMPUTE = 1000.0
 MIN_TIMES_BELOW_STOP_AND_COPY = 8.0
 NUM_STAGES = 2
+COPY_TOKENS, MAX_STRETCH = 8192, 1.1
+"""The longest copy at the default pacing, and how much longer the steps of a busy source's other
+requests may take meanwhile."""
+
 MIN_THROUGHPUT_RATIO = 0.99
 
 
@@ -36,7 +40,7 @@ def goals(rows: Sequence[Row]) -> list[Goal]:
         those = [row for row in live if row["busy"] == (batch == "busy")]
         found += [*_spread(those, batch), *_share_of_step(those, batch), *_longest(those, batch)]
     idle = [row for row in rows if not row["busy"]]
-    return [*found, *_times_below(idle)]
+    return [*found, *_stretch(live), *_times_below(idle)]
 
 
 def cost_goals(rows: Sequence[Row]) -> list[Goal]:
@@ -103,6 +107,21 @@ def _longest(live: Sequence[Row], batch: str) -> Iterator[Goal]:
             "below a decode step",
             f"{longest_ms:.1f} ms, a step {step_ms:.1f} ms",
             longest_ms < step_ms,
+        )
+
+
+def _stretch(live: Sequence[Row]) -> Iterator[Goal]:
+    """One goal for each transport: a copy hardly slows the requests that stay."""
+    for row in live:
+        migrating_ms = row.get("decode_step_migrating_ms")
+        if not row["busy"] or row["tokens"] != COPY_TOKENS or migrating_ms is None:
+            continue
+        stretch = migrating_ms["median"] / row["decode_step_ms"]["median"]
+        yield Goal(
+            f"step during a copy of {COPY_TOKENS} tokens, to one without ({row['transport']})",
+            f"at most {MAX_STRETCH:g} times as long",
+            f"{stretch:.3f} times",
+            stretch <= MAX_STRETCH,
         )
 
 
