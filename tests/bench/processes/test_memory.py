@@ -1,5 +1,6 @@
 """The memory of servers: its report, and a run of few streams."""
 
+import datetime
 import json
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from bench.common import results_io
 from bench.common.results_io import ROOT
 from bench.plain_vllm.sides import STERNA, VLLM_LEAN
 from bench.processes import memory_report as report
@@ -64,6 +66,18 @@ def test_what_sterna_adds_to_a_server_an_instance_and_a_stream() -> None:
     assert "| 100 |  | 1,024 | 0.00 |" in text
     counted = [{**row, "most_open": 90} for row in ROWS]
     assert "| 100 | 90.0 | 1,024 | 0.00 |" in report.markdown(counted)
+
+
+def test_the_page_says_how_much_processes_grew_in_half_an_hour() -> None:
+    document = results_io.read("soak")
+    found, date = document["summary"], datetime.date.fromisoformat(document["date"][:10])
+    assert found["seconds"] == 1_800
+    page = " ".join((ROOT / "docs" / "performance.md").read_text("utf-8").split())
+    assert (
+        f"Of {found['requests']:,} requests no process of Sterna's grew by more than "
+        f"{found['max_growth_mib']} MiB, from the second quarter of the time to the last (on an "
+        f"{document['hardware']['cpu']}, {date.day} {date:%B %Y}: "
+    ) in page
 
 
 @pytest.mark.slow
