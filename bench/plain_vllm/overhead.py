@@ -5,7 +5,7 @@ without compilation. Both are up, and one of them runs at a time (`turns`): vLLM
 each load to one and then to the other, and takes turns in which is first. A round starts both
 again, since two starts of the same server differ by some percent, and has other requests. A pair of
 runs during which the machine became slower or faster is measured again, and does not count if it
-did so each time.
+did so each time; `--continue` measures it once more.
 
     sterna bench overhead [--modes compiled eager] [--rounds 5] [--continue]
 

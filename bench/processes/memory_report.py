@@ -73,8 +73,8 @@ def markdown(rows: Sequence[Row]) -> str:
             for streams, mib in streams.items()
         ]
         parts += [
-            f"Sterna with {EMULATED} emulated instances, and streams of 32 tokens, all of which are "
-            "sent together; the most that were open at one time, if that was counted:",
+            f"Sterna with {EMULATED} emulated instances, and streams of 32 tokens, which are sent "
+            "all together; with the most that were open at one time, if that was counted:",
             markdown_table(("streams", "open at once", "each [KiB]", "failed"), stream_lines),
         ]
     return "\n\n".join(parts)

@@ -62,6 +62,8 @@ WARM_UP_S, CONNECTED_PER_S = 3.0, 200.0
 are so in each further second."""
 
 FIRST_S = 1.0
+"""The time until the scheduler has the first state of all instances, which comes from one
+mailbox."""
 
 FILES_OF_A_MAILBOX = 16
 """Upper bound of the open files of a mailbox with two connections."""
@@ -86,7 +88,11 @@ class Counts(NamedTuple):
 
     def since(self, earlier: "Counts") -> "Counts":
         """Those that are new since the earlier ones."""
-        return Counts(*(now - then for now, then in zip(self, earlier, strict=True)))
+        return Counts(
+            self.num_loads - earlier.num_loads,
+            self.num_caches - earlier.num_caches,
+            self.cpu_s - earlier.cpu_s,
+        )
 
 
 def waits_row(policy_name: str, num_instances: int, num_requests: int, seed: int) -> Row:
@@ -341,7 +347,7 @@ async def _be_caches(num_instances: int, seed: int, scheduler: str) -> None:
         mailboxes[0].send(scheduler, cluster.membership())
         for report in (*cluster.caches(), *cluster.loads()):
             mailboxes[0].send(scheduler, report)
-        # Until these are there: other connections do not wait for them.
+        # Other connections do not wait for these.
         await asyncio.sleep(FIRST_S)
         num_sent = 0
         async for num_due in _due(RATE):

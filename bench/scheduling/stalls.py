@@ -59,8 +59,8 @@ COUNTS = re.compile(
 `STALLS_INTERVAL_S`."""
 
 PAUSE_S = STALLS_INTERVAL_S + 1.0
-"""Between the warm-up and the run: then the first step that follows another one writes a line, which
-has all of the warm-up."""
+"""Between the warm-up and the run: then the first step that follows another one writes a line,
+which has all of the warm-up."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
