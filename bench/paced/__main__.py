@@ -134,7 +134,7 @@ def _write(options: argparse.Namespace, rows: list[Row], folder: Path) -> None:
     config = {"rounds": options.rounds}
     cases = {name: place for place, name in enumerate(CASES)}
     order = {name: place for place, name in enumerate((*POLICIES, *TUNED))}
-    # Rows of a case that there is no more come last.
+    # Rows of a removed case come last.
     rows.sort(key=lambda row: (cases.get(row["point"], 99), order.get(row["policy"], 99)))
     results_io.write(NAME, config, rows, folder)
 

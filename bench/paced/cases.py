@@ -103,7 +103,7 @@ class Case:
 
     def simulate_options(self, hardware: Path, seed: int) -> list[str]:
         """The options of `sterna simulate`. Loads are reported when a step has been scheduled, as
-        by the server's instances, which leave out those within 50 ms of the last one."""
+        by the server's instances (but see `Report.STEP`)."""
         return [
             *self.workload,
             *("--rate", f"{self.rate * self.speed:g}"),

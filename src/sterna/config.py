@@ -188,7 +188,7 @@ PREFIX_RULES: Mapping[str, type[PrefixDispatch]] = MappingProxyType(
 
 
 def prefix_rule_name(rule: PrefixDispatch) -> str:
-    """The name of the rule."""
+    """The name by which options choose the rule."""
     return next(name for name, each in PREFIX_RULES.items() if isinstance(rule, each))
 
 
@@ -243,14 +243,15 @@ class PolicyConfig:
         ageing_tokens_per_s: for every second of such waiting a request counts as so much smaller,
             so that small ones that come later are not always before it in line.
         reserves_after_s: the first request in line that has waited for this time and fits nowhere
-            keeps the instance with most memory free, of those that could hold it, from those behind
-            it until it fits there; one of a class above the normal one does so at once. None: none
-            does, and a large one may wait for as long as smaller ones fill each instance.
+            keeps free, of the instances that could hold it, the one with most memory: requests
+            behind it do not get it until it fits there. One of a class above the normal one does so
+            at once. None: none does, and a large one may wait for as long as smaller ones fill each
+            instance.
         growth_steps: such a request needs memory beside what all requests on its instance, running,
             queuing or on their way, may need for as many decode steps; an instance without any
             takes whatever fits.
-        crowded_share: it does so only while the demands of all in line, which those that wait for
-            their prefix are not in, are more than this share of the memory of all instances: with
+        crowded_share: it does so only while the demands of all in line (requests that wait for
+            their prefix are not) are more than this share of the memory of all instances: with
             fewer, whatever is let in shortens the line; with more there is always another one to
             fill the memory with. Moves for balance always leave memory to grow.
         hold_limit_s: after this time of waiting a request is dispatched all the same; None: it

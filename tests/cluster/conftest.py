@@ -46,6 +46,11 @@ TINY_OPTIONS = (
 )
 
 
+def patient_transport(kind: str) -> TransportConfig:
+    """The transport whose transfers may stand still for as long, and begin as late."""
+    return TransportConfig(kind=kind, timeout_s=COPY_TIMEOUT_S, begin_timeout_s=COPY_TIMEOUT_S)
+
+
 @pytest.fixture(scope="package")
 def ray_cluster() -> Iterator[None]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -94,7 +99,7 @@ def make_pair(ray_cluster: None, run: Run) -> Iterator[MakePair]:
 @pytest.fixture(scope="package")
 def shared_small(make_pair: MakePair) -> InstancePair:
     return make_pair(
-        transport=TransportConfig(kind="shm", timeout_s=COPY_TIMEOUT_S),
+        transport=patient_transport("shm"),
         migration=MigrationConfig(lease_s=COPY_TIMEOUT_S),
     )
 

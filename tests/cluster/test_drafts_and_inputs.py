@@ -16,9 +16,8 @@ from bench.kinds.cases import nothing_more
 from bench.kinds.prompts import image_prompt
 from bench.kinds.tiny_models import KINDS, build
 from bench.kinds.workload import prompt_of
-from sterna.config import TransportConfig
 from sterna.policy.presets import LLUMNIX
-from tests.cluster.conftest import COPY_TIMEOUT_S, MakePair, Run
+from tests.cluster.conftest import MakePair, Run, patient_transport
 from tests.cluster.pair import InstancePair, assert_same
 from tests.cluster.test_model_kinds import options_of
 
@@ -68,7 +67,7 @@ def pair(
     made = make_pair(
         str(model),
         *options_of(KINDS[case.model], **case.prepare(folder)),
-        transport=TransportConfig(kind="shm", timeout_s=COPY_TIMEOUT_S),
+        transport=patient_transport("shm"),
         policy=replace(LLUMNIX, num_concurrent_migrations=4),
     )
     yield made

@@ -17,10 +17,9 @@ from vllm.v1.engine import EngineCoreRequest
 from bench.kinds.cases import as_arguments
 from bench.kinds.tiny_models import KINDS, Kind, build
 from bench.kinds.workload import prompt_of
-from sterna.config import TransportConfig
 from sterna.policy.presets import LLUMNIX
 from sterna.types import InstanceId
-from tests.cluster.conftest import COPY_TIMEOUT_S, TINY_OPTIONS, MakePair, Run
+from tests.cluster.conftest import TINY_OPTIONS, MakePair, Run, patient_transport
 from tests.cluster.pair import Generated, InstancePair, assert_same
 from tests.engine.kind_cores import PLAIN_KINDS
 
@@ -72,7 +71,7 @@ def pair(
     made = make_pair(
         str(model),
         *options_of(KINDS[kind]),
-        transport=TransportConfig(kind=transport, timeout_s=COPY_TIMEOUT_S),
+        transport=patient_transport(transport),
         policy=replace(LLUMNIX, num_concurrent_migrations=4),
     )
     yield made

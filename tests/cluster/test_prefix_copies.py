@@ -8,9 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from sterna.config import TransportConfig
 from sterna.policy.presets import STERNA
-from tests.cluster.conftest import BLOCK_SIZE, COPY_TIMEOUT_S, MakePair, Run
+from tests.cluster.conftest import BLOCK_SIZE, MakePair, Run, patient_transport
 from tests.cluster.pair import Generated, InstancePair, assert_same
 from tests.cluster.requests import random_prompt
 
@@ -27,7 +26,7 @@ def shared_caching(
     pair = make_tiny(
         *("--num-gpu-blocks-override", "40"),
         policy=STERNA,
-        transport=TransportConfig(kind=request.param, timeout_s=COPY_TIMEOUT_S),
+        transport=patient_transport(request.param),
     )
     yield pair
     run(pair.close())

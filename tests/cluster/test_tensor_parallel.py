@@ -17,7 +17,7 @@ from bench.kinds.tiny_models import KINDS, build
 from bench.kinds.workload import prompt_of
 from sterna.config import TransportConfig
 from sterna.migration.messages import Mode
-from tests.cluster.conftest import COPY_TIMEOUT_S, TINY_OPTIONS, MakePair, Run
+from tests.cluster.conftest import TINY_OPTIONS, MakePair, Run, patient_transport
 from tests.cluster.pair import Generated, InstancePair, assert_same
 from tests.cluster.requests import random_prompt
 
@@ -36,7 +36,7 @@ RANKS = ("--tensor-parallel-size", "2", "--num-gpu-blocks-override", "128")
 
 @pytest.fixture(scope="module", params=["shm", "tcp", "gloo"])
 def transport(request: pytest.FixtureRequest) -> TransportConfig:
-    return TransportConfig(kind=request.param, timeout_s=COPY_TIMEOUT_S)
+    return patient_transport(request.param)
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 which requests wait."""
 
 import socket
+import threading
 from dataclasses import replace
 
 import pytest
@@ -74,17 +75,24 @@ def test_a_last_stage_goes_first_unless_a_bulk_transfer_has_waited_too_long(
     ours, theirs = (FrameStream(each, WAIT_S) for each in socket.socketpair())
     waker = Waker()
     context = replace(node.plane._context, timeout_s=timeout_s)  # type: ignore[attr-defined]
-    connection = _Connection(ours, Peer("", ""), context, waker)
     ids = (torch.tensor([0]),)
     copies = [
         Copy(Side.SOURCE, stage(name), ids, (BLOCK_BYTES,), None, name == "bulk", 0.0, None)
         for name in ("bulk", "last")
     ]
-    connection.admit(copies)
-    connection.turn()
+
+    def send() -> None:
+        # A connection has a thread of its own, whose settings of OpenMP it changes.
+        connection = _Connection(ours, Peer("", ""), context, waker)
+        connection.admit(copies)
+        connection.turn()
+        connection.close()
+
+    sending = threading.Thread(target=send)
+    sending.start()
     *_, chunk = (theirs.wait_frame() for _ in range(len(copies) + 1))
     assert isinstance(chunk, Chunk)
     assert copies[chunk.stream].transfer == stage(first)
-    connection.close()
+    sending.join(WAIT_S)
     for each in (ours, theirs, waker, node.plane):
         each.close()

@@ -53,6 +53,9 @@ def pair(
     Args:
         kept_free: an instance whose memory a waiting request will have: only terminating instances
             have it as their destination.
+
+    Raises:
+        ConfigurationError: a class of one's own has made pairs that cannot be.
     """
     every = as_table(candidates)
     if policy.own is not None:

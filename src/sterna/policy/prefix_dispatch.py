@@ -151,7 +151,7 @@ def prefix_to_wait_for(
     request: NewRequest, chosen: Candidate, rule: DispatchRule | PrefixDispatch
 ) -> PrefixElsewhere | None:
     """What another instance has of the request's prompt beyond the chosen one; None with other
-    rules than Sterna's. It saves no more than a copy would take, also where there can be none."""
+    rules than Sterna's. It saves no more than a copy would take, also where none is possible."""
     if not isinstance(rule, Soonest):
         return None
     elsewhere = _elsewhere(request, chosen, rule)

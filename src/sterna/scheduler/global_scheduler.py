@@ -373,10 +373,14 @@ class GlobalScheduler:
 
     def _kept_free(self, now_s: float) -> InstanceId | None:
         """The instance whose memory is kept free for a held request; None without such a one."""
-        if self._policy.reserves_after_s is None or not self._waits_for_memory:
+        after_s, first_since_s = self._policy.reserves_after_s, self._held.first_since_s
+        if after_s is None or first_since_s is None or not self._waits_for_memory:
+            return None
+        line = list(self._held.in_line())
+        if not self._is_urgent(line[0]) and now_s < first_since_s + after_s:
             return None
         room = self._room()
-        for request in self._held.in_line():
+        for request in line:
             if (
                 request.demand_tokens > room.most_tokens
                 and self._may_wait(request, room, now_s)
@@ -427,8 +431,9 @@ class GlobalScheduler:
         have more of its prompt and none; see `PolicyConfig.awaits_prefix`."""
         policy = self._policy
         rate = policy.ageing_tokens_per_s
-        is_urgent = policy.counts_as(request.scheduling_priority) > NORMAL
-        if not policy.awaits_prefix or not rate or is_urgent or policy.own is not None:
+        if not policy.awaits_prefix or not rate or policy.own is not None:
+            return False
+        if self._is_urgent(request):
             return False
         elsewhere = prefix_to_wait_for(new, choice.chosen, policy.dispatch)
         if elsewhere is None or choice.by_headroom:
@@ -486,8 +491,11 @@ class GlobalScheduler:
         after_s = self._policy.reserves_after_s
         if after_s is None:
             return False
-        is_urgent = self._policy.counts_as(request.scheduling_priority) > NORMAL
-        return is_urgent or now_s >= self._held.since_s(request.request_id) + after_s
+        since_s = self._held.since_s(request.request_id)
+        return self._is_urgent(request) or now_s >= since_s + after_s
+
+    def _is_urgent(self, request: DispatchRequest) -> bool:
+        return self._policy.counts_as(request.scheduling_priority) > NORMAL
 
     def _send(
         self,

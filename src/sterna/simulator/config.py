@@ -15,8 +15,9 @@ class Report(Enum):
     LIVE = "live"
     """The instance's state at this moment."""
     STEP = "step"
-    """The state at the beginning of the step under way, which is what real instances report, at
-    most every 50 ms."""
+    """The state at the beginning of the step under way, as real instances report it. These leave
+    out what changes within 50 ms of the last report, unless it is the queue, a migration or, with
+    late binding, the end of a request."""
     STALE = "stale"
     """The state at the beginning of the last step that has ended, as in the paper's runs: requests
     that were dispatched since then, or arrived during that step, are not in it."""

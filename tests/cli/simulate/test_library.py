@@ -77,7 +77,7 @@ def test_a_class_runs_in_one_process() -> None:
         sterna.simulate(Fewest, **SMALL, processes=2)
 
 
-def test_a_class_has_not_the_papers_rules() -> None:
+def test_a_class_does_not_have_the_papers_rules() -> None:
     with pytest.raises(ConfigurationError, match="Fewest has rules of its own: leave paper out"):
         sterna.simulate(Fewest, paper=True, rate=1.0, requests=10)
 
