@@ -79,6 +79,11 @@ def container_of(deployment: dict[str, Any]) -> dict[str, Any]:
     return container
 
 
+def from_secret(name: str, secret: str, key: str) -> dict[str, Any]:
+    """The environment variable that has the value of this key of a Secret."""
+    return {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
+
+
 def test_helm_finds_nothing_wrong_with_the_chart() -> None:
     found = helm_python.lint(CHART, EVERYTHING, strict=True)
     # An icon is only recommended.
@@ -111,8 +116,11 @@ def test_every_value_has_its_place() -> None:
         *("--enable-prefix-caching", "--no-enable-chunked-prefill"),
         *("--max-num-seqs", "64", "--policy", "llumnix"),
     ]
-    assert [each["name"] for each in container["env"]] == [
-        *("HF_TOKEN", "VLLM_API_KEY", "STERNA_API_KEY", "HF_HUB_OFFLINE")
+    assert container["env"] == [
+        from_secret("HF_TOKEN", "hf", "token"),
+        from_secret("VLLM_API_KEY", "keys", "operators"),
+        from_secret("STERNA_API_KEY", "keys", "operators"),
+        {"name": "HF_HUB_OFFLINE", "value": "1"},
     ]
     assert {"name": "keys", "mountPath": "/etc/sterna"} in container["volumeMounts"]
     volumes = qwen["spec"]["template"]["spec"]["volumes"]
@@ -133,8 +141,7 @@ def test_every_value_has_its_place() -> None:
     )
     (ingress,) = of_kind("Ingress", manifests)
     (path,) = ingress["spec"]["rules"][0]["http"]["paths"]
-    services = {each["metadata"]["name"] for each in of_kind("Service", manifests)}
-    assert path["backend"]["service"]["name"] in services
+    assert path["backend"] == {"service": {"name": "llm-qwen", "port": {"name": "http"}}}
     (monitor,) = of_kind("PodMonitor", manifests)
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     assert endpoint["honorLabels"] is True
@@ -151,10 +158,16 @@ def test_every_value_has_its_place() -> None:
 def test_a_service_finds_its_pod_and_no_other() -> None:
     manifests = rendered(EVERYTHING)
     pods = [each["spec"]["template"]["metadata"] for each in of_kind("Deployment", manifests)]
-    for service in of_kind("Service", manifests):
-        selector = service["spec"]["selector"].items()
-        found = [each for each in pods if selector <= each["labels"].items()]
-        assert len(found) == 1
+    component = "app.kubernetes.io/component"
+    found = {
+        service["metadata"]["name"]: [
+            each["labels"][component]
+            for each in pods
+            if service["spec"]["selector"].items() <= each["labels"].items()
+        ]
+        for service in of_kind("Service", manifests)
+    }
+    assert found == {"llm-qwen": ["qwen"], "llm-small": ["small"]}
 
 
 def test_every_option_is_one_of_sternas_or_vllms() -> None:

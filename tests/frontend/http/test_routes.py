@@ -47,9 +47,14 @@ def test_what_has_tiers_or_is_kept_is_inference_and_only_what_is_kept_has_replic
         trait: {path for path, route in ROUTES.items() if getattr(route, trait)}
         for trait in ("is_inference", "has_tiers", "is_resumable", "is_replicated")
     }
-    assert having["is_replicated"] == {"/v1/chat/completions", "/v1/completions"}
+    completions = {"/v1/chat/completions", "/v1/completions"}
+    assert having["is_replicated"] == completions
     assert having["is_replicated"] < having["is_resumable"] < having["is_inference"]
-    assert having["has_tiers"] < having["is_inference"]
+    assert having["has_tiers"] == {*completions, "/v1/chat/completions/batch", "/v1/responses"}
+    assert having["is_inference"] == {
+        *(*having["has_tiers"], "/v1/messages", "/inference/v1/generate", "/invocations"),
+        *("/generative_scoring", "/pooling", "/classify", "/score", "/rerank"),
+    }
 
 
 def test_everybody_sees_probes_metrics_and_the_description_of_the_api_and_nothing_else() -> None:

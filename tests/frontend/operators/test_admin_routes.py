@@ -57,7 +57,7 @@ class ScriptedOperators:
         return self._reports
 
     async def drain(self, instance_id: InstanceId, *, is_undo: bool) -> None:
-        self.orders.append(f"drain {instance_id}")
+        self.orders.append(f"drain {instance_id} undo={is_undo}")
 
     async def start_instances(self, num: int) -> None:
         self.orders.append(f"start {num}")
@@ -181,6 +181,24 @@ def test_a_restart_with_options_that_can_work_answers_with_its_generation(surge:
     answer = restart(operators, {"options": ["--max-num-seqs", "8"], "surge": surge})
     assert (answer.status_code, answer.json()) == (202, {"generation": 1})
     assert operators.orders == [f"restart --max-num-seqs 8 surge={surge}"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "order"),
+    [
+        ("drain", {"instance": "i1"}, "drain i1 undo=False"),
+        ("drain", {"instance": "i1", "undo": True}, "drain i1 undo=True"),
+        ("start", {}, "start 1"),
+        ("start", {"instances": 3}, "start 3"),
+    ],
+)
+def test_a_drain_and_a_start_are_ordered_as_the_body_says(
+    path: str, body: dict[str, object], order: str
+):
+    operators = ScriptedOperators()
+    answer = client(operators).post(f"/admin/{path}", json=body)
+    assert (answer.status_code, answer.json()) == (202, None)
+    assert operators.orders == [order]
 
 
 ROUTES = ["migrate", "drain", "start", "restart"]
