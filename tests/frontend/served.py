@@ -82,13 +82,13 @@ def options_of_vllm(port: int) -> Namespace:
     return parse(["serve", model, *options, "--max-model-len", "2048"])
 
 
-async def _serve() -> Served:
+async def _serve(config: FrontendConfig) -> Served:
     port = free_port()
     args = options_of_vllm(port)
     mailbox = Mailbox("127.0.0.1")
     cluster = ScriptedCluster(mailbox.address)
     cluster.announce(cluster.i0, cluster.i1)
-    server = FrontendServer(ME, args, CONFIG, mailbox, ready())
+    server = FrontendServer(ME, args, config, mailbox, ready())
     await server.start()
     return Served(server, mailbox, cluster, f"http://127.0.0.1:{port}")
 
@@ -98,10 +98,10 @@ Scenario = Callable[[Served], Coroutine[Any, Any, None]]
 
 
 @contextmanager
-def one_server() -> Iterator[Callable[[Scenario], None]]:
+def one_server(config: FrontendConfig = CONFIG) -> Iterator[Callable[[Scenario], None]]:
     """Yield what plays scenarios, one after the other, each of which begins with two instances."""
     loop = asyncio.new_event_loop()
-    served = loop.run_until_complete(_serve())
+    served = loop.run_until_complete(_serve(config))
 
     def run(scenario: Scenario) -> None:
         served.cluster.announce(served.cluster.i0, served.cluster.i1)

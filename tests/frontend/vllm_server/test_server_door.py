@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -11,7 +12,7 @@ pytest.importorskip("vllm")
 from vllm.v1.engine import FinishReason
 
 from sterna.messages.actors import AbortRequests
-from tests.frontend.served import API_KEY, MAX_QUEUED, Scenario, Served, one_server
+from tests.frontend.served import API_KEY, CONFIG, MAX_QUEUED, Scenario, Served, one_server
 
 pytestmark = pytest.mark.vllm
 
@@ -149,3 +150,23 @@ def test_without_a_key_only_probes_metrics_and_the_description_of_the_api_answer
             assert answer.status_code == 200, path
 
     run(test)
+
+
+async def server_timing(served: Served) -> str | None:
+    answering = served.chat()
+    request_id = (await served.cluster.i0.get_request()).request_id
+    served.cluster.i0.send_tokens(request_id, 0, served.tokens("Terns"), FinishReason.STOP)
+    return (await answering).headers.get("Server-Timing")
+
+
+def test_answers_have_a_server_timing_header_unless_it_is_turned_off(run):
+    async def timed(served: Served) -> None:
+        assert 'instance;desc="i0"' in (await server_timing(served) or "")
+
+    async def untimed(served: Served) -> None:
+        assert await server_timing(served) is None
+
+    run(timed)
+    without = replace(CONFIG, door=replace(CONFIG.door, has_server_timing=False))
+    with one_server(without) as run_without:
+        run_without(untimed)

@@ -53,22 +53,28 @@ def history(server: ServerProcess, name: str) -> dict[str, Any]:
     return dict(found)
 
 
-async def answer(http: aiohttp.ClientSession, url: str, name: str, max_tokens: int) -> int:
+async def answer(
+    http: aiohttp.ClientSession, url: str, name: str, max_tokens: int
+) -> tuple[int, str]:
+    """The number of tokens, and the Server-Timing header."""
     body = {**completion(0, max_tokens), "prompt": [1000 + hash(name) % 1000] * PROMPT_TOKENS}
     headers = {"X-Request-Id": name, "traceparent": TRACE}
     async with http.post(f"{url}/v1/completions", json=body, headers=headers) as response:
         assert response.status == 200
-        assert TIMING.fullmatch(response.headers.get("Server-Timing", "")), response.headers
-        return await num_tokens(response)
+        timing = response.headers.get("Server-Timing", "")
+        assert TIMING.fullmatch(timing), response.headers
+        return await num_tokens(response), timing
 
 
 def test_a_crowd_of_requests_is_explained(server: ServerProcess) -> None:
-    async def run() -> list[int]:
+    async def run() -> list[tuple[int, str]]:
         async with many_connections() as http:
             names = [f"crowd{number}" for number in range(NUM_STREAMS)]
             return await asyncio.gather(*(answer(http, server.url, each, 60) for each in names))
 
-    assert asyncio.run(run()) == [60] * NUM_STREAMS
+    answers = asyncio.run(run())
+    assert [num for num, _ in answers] == [60] * NUM_STREAMS
+    assert any(timing for _, timing in answers)
     histories = [history(server, f"crowd{number}") for number in range(NUM_STREAMS)]
     assert {each["frontend"] for each in histories} == {0, 1}
     for each in histories:
@@ -104,7 +110,7 @@ def test_an_order_and_a_death_are_explained(server: ServerProcess) -> None:
             async with http.post(f"{server.url}/admin/migrate", json=order) as moved:
                 assert moved.status == 200, await moved.text()
             server.instance_process(other).kill()
-            return await stream
+            return (await stream)[0]
 
     assert asyncio.run(run()) == 400
     lone = history(server, "lone")
