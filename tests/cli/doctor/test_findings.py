@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from sterna.cli.doctor import doctor_report
 from sterna.cli.doctor.doctor_report import report
 from sterna.cli.doctor.findings import Finding, Level, Wanted, findings
 from sterna.cli.doctor.machine import Gpu, Machine, Model
+from sterna.cli.main import main
 
 CPU = Machine(
     python=(3, 12, 1),
@@ -113,6 +115,23 @@ def test_gpus_are_counted_for_all_ranks() -> None:
     wanted = replace(SMALL, gpus_per_instance=2)
     assert levels(CUDA, wanted) == {}
     assert levels(CUDA, replace(wanted, num_instances=3)) == {"gpu": Level.ERROR}
+
+
+@pytest.mark.parametrize(
+    ("options", "status"),
+    [
+        ((), 0),
+        (("--instances", "4"), 0),
+        (("--instances", "5"), 1),
+        (("--gpus-per-instance", "2"), 0),
+        (("--gpus-per-instance", "3"), 1),
+    ],
+)
+def test_gpus_are_those_of_the_instances_and_ranks_that_are_asked_for(
+    options: tuple[str, ...], status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor_report, "look_at_machine", lambda *_: CUDA)
+    assert main(["doctor", *options]) == status
 
 
 def test_unknown_instruction_sets_are_no_fault() -> None:

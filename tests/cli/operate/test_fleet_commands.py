@@ -90,11 +90,13 @@ class Cluster:
             and ends the command.
         ordered: the path and the body of each order.
         keys: with which it was asked for anything.
+        answers: to other questions and to orders, by their paths.
     """
 
     looks: Sequence[Rows | None]
     ordered: list[tuple[str, Any]] = field(default_factory=list)
     keys: set[str | None] = field(default_factory=set)
+    answers: dict[str, Any] = field(default_factory=lambda: {"/admin/restart": {"generation": 4}})
 
     @contextmanager
     def listening(self) -> Iterator[str]:
@@ -102,6 +104,9 @@ class Cluster:
 
         class Answers(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
+                if self.path in cluster.answers:
+                    self._answer(cluster.answers[self.path])
+                    return
                 assert self.path == "/admin/instances"
                 if cluster.looks:
                     look, *cluster.looks = cluster.looks
@@ -112,7 +117,7 @@ class Cluster:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 cluster.ordered.append((self.path, json.loads(body)))
-                self._answer({"generation": 4} if self.path == "/admin/restart" else {})
+                self._answer(cluster.answers.get(self.path, {}))
 
             def _answer(self, content: Any, status: int = 200) -> None:
                 cluster.keys.add(self.headers["Authorization"])

@@ -4,13 +4,15 @@ import asyncio
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.text import Text
 from textual.widgets import DataTable, Label, Static
 
-from sterna.cli.operate import top_command
+from sterna.cli.main import main
+from sterna.cli.operate import top_app, top_command
 from sterna.cli.operate.admin_commands import ServerError
 from sterna.cli.operate.top_app import TopApp
 from sterna.cli.operate.top_view import Snapshot, headline, plain
@@ -71,6 +73,34 @@ def test_a_printed_snapshot_has_all_tables_and_says_what_it_leaves_out() -> None
     assert "cmpl-gull  i0        running  normal  2,400" in printed, "the largest first"
     assert printed.count("(1 more)") == 2
     assert printed.endswith("cmpl-tern  preempted on i0")
+
+
+def test_a_printed_snapshot_has_as_many_rows_as_the_option_says(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(top_command.Server, "snapshot", lambda _: SNAPSHOT)
+    assert main(["top", "--once", "--rows", "1"]) == 0
+    assert capsys.readouterr().out == plain(SNAPSHOT, 1) + "\n"
+
+
+def test_the_screen_is_refreshed_as_often_as_the_option_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    intervals_s: list[float] = []
+
+    class Screen:
+        def __init__(self, _: top_command.Server, interval_s: float) -> None:
+            intervals_s.append(interval_s)
+
+        def run(self) -> None:
+            """It ends at once."""
+
+    terminal = SimpleNamespace(isatty=lambda: True)
+    monkeypatch.setattr(top_command, "sys", SimpleNamespace(stdin=terminal, stdout=terminal))
+    monkeypatch.setattr(top_command.Server, "snapshot", lambda _: SNAPSHOT)
+    monkeypatch.setattr(top_app, "TopApp", Screen)
+    assert main(["top", "--interval", "2.5"]) == 0
+    assert intervals_s == [2.5]
 
 
 def texts(app: TopApp, name: str) -> list[list[str]]:

@@ -3,6 +3,7 @@
 import argparse
 import json
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,8 +18,8 @@ from sterna.cli.serve.engine_options import (
     with_prefix_caches,
 )
 from sterna.cli.serve.serve_command import engine_environment
-from sterna.cli.serve.serve_options import add_serve_options, cluster_config
-from sterna.config import ClusterConfig, Soonest
+from sterna.cli.serve.serve_options import TABLES, add_serve_options, cluster_config
+from sterna.config import ClusterConfig, OnInstanceFailure, Soonest
 from sterna.errors import ConfigurationError
 from sterna.priority_classes import DEFAULT_CLASSES
 
@@ -58,6 +59,62 @@ def test_a_value_that_cannot_work_is_refused_by_its_options_name(
     with pytest.raises(ConfigurationError) as refused:
         cluster_config(parsed(option, value))
     assert str(refused.value) == f"{option} must be {rule}"
+
+
+@pytest.mark.parametrize(
+    ("option", "field", "value"),
+    [
+        ("--frontends=3", "num_frontends", 3),
+        ("--sterna-log-level=DEBUG", "log_level", "DEBUG"),
+        ("--instances=5", "num_instances", 5),
+        ("--warm-instances=7", "num_warm_instances", 7),
+        ("--cpus-per-instance=0.5", "cpus_per_instance", 0.5),
+        ("--max-instances=9", "scaling.max_instances", 9),
+        ("--min-instances=2", "scaling.min_instances", 2),
+        ("--scale-up-freeness=7", "scaling.low_freeness_steps", 7.0),
+        ("--scale-down-freeness=777", "scaling.high_freeness_steps", 777.0),
+        ("--scaling-period=7", "scaling.period_s", 7.0),
+        ("--scaling-cooldown=7", "scaling.cooldown_s", 7.0),
+        ("--no-late-binding", "llumlet.policy.binds_late", False),
+        ("--migration-threshold=7", "llumlet.policy.source_freeness_steps", 7.0),
+        ("--migration-interval=0.7", "llumlet.policy.round_interval_s", 0.7),
+        ("--migration-concurrency=7", "llumlet.policy.num_concurrent_migrations", 7),
+        ("--transport=gloo", "transport.kind", "gloo"),
+        ("--migration-bandwidth-share=0.7", "transport.bandwidth_share", 0.7),
+        ("--drain-timeout=7", "llumlet.drain_limit_s", 7.0),
+        ("--max-queued-requests=7", "frontend.door.max_queued_requests", 7),
+        ("--max-body-mib=7", "frontend.door.max_body_bytes", 7 << 20),
+        ("--max-waiting-body-mib=77", "frontend.door.max_waiting_body_bytes", 77 << 20),
+        ("--reader-timeout=7", "frontend.door.reader_timeout_s", 7.0),
+        ("--resume-window=7", "frontend.door.resume_window_s", 7.0),
+        ("--no-server-timing", "frontend.door.has_server_timing", False),
+        ("--instance-timeout=7", "watch.instance_timeout_s", 7.0),
+        ("--step-timeout=7", "watch.step_timeout_s", 7.0),
+        ("--instance-lease=7", "watch.lease_s", 7.0),
+    ],
+)
+def test_an_option_reaches_its_field(option: str, field: str, value: object) -> None:
+    config = cluster_config(parsed("--max-instances=16", "--resumable-streams", option))
+    assert attrgetter(field)(config) == value
+
+
+def test_every_option_for_a_field_is_tried_above() -> None:
+    (mark,) = test_an_option_reaches_its_field.pytestmark  # type: ignore[attr-defined]
+    tried = {
+        (option.partition("=")[0].replace("--no-", "--"), field.rpartition(".")[2])
+        for option, field, _ in mark.args[1]
+    }
+    every = {(each.name, each.field) for table in TABLES for each in table.options}
+    assert tried == {(name, field) for name, field in every if field is not None}
+
+
+@pytest.mark.parametrize(("value", "hands_back"), [("continue", True), ("abort", False)])
+def test_requests_of_an_instance_that_dies_continue_or_fail_as_the_option_says(
+    value: str, hands_back: bool
+) -> None:
+    config = cluster_config(parsed("--on-instance-failure", value))
+    assert config.frontend.on_instance_failure is OnInstanceFailure(value)
+    assert config.llumlet.hands_back is hands_back
 
 
 def test_what_auto_scaling_refuses_it_refuses_by_the_options_names() -> None:

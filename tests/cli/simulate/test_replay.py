@@ -53,6 +53,13 @@ def test_a_run_is_recorded_once_a_second(file: Path) -> None:
     assert any(frame["decisions"] for frame in frames)
 
 
+def test_frames_are_as_far_apart_as_the_option_says(tmp_path: Path) -> None:
+    path = tmp_path / "run.gz"
+    assert main([*RUN, "--json", "--record", str(path), "--record-interval", "0.5"]) == 0
+    _, *frames = recording.read(path)
+    assert [frame["t"] for frame in frames[:4]] == [0.0, 0.5, 1.0, 1.5]
+
+
 def test_a_recorded_run_prints_the_same(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def printed(*options: str) -> dict[str, Any]:
         assert main([*RUN, "--json", *options]) == 0

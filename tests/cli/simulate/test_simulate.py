@@ -186,6 +186,15 @@ def test_a_bandwidth_may_stand_in_a_variant(capsys: pytest.CaptureFixture[str]) 
     assert [each["settings"]["copy_time"]["block_s"] for each in found] == [0.01, 0.02, 0.01, 0.5]
 
 
+def test_shorter_think_times_end_sessions_sooner(capsys: pytest.CaptureFixture[str]) -> None:
+    ends_s = []
+    for factor in ("1", "1000"):
+        sessions = ("--trace", "agents", "--divide-lengths", "16", "--divide-think-times", factor)
+        assert simulate("--json", *sessions) == 0
+        ends_s.append(json.loads(capsys.readouterr().out)["simulated_s"])
+    assert ends_s[1] < ends_s[0]
+
+
 def test_too_long_requests_are_left_out_and_told(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -1,0 +1,81 @@
+"""`sterna instances`, `requests` and `migrate`: their questions, and their answers in words."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.cli.operate.test_fleet_commands import Cluster, run
+
+INSTANCES: list[dict[str, Any]] = [
+    {
+        **{"id": "i0", "state": "running", "used_tokens": 96, "total_tokens": 2048},
+        **{"freeness": 12.6, "running": 2, "queuing": 1, "migrating": 0, "note": None},
+    },
+    {"id": "i1", "state": "pending", "note": "no free GPU"},
+]
+REQUESTS: list[dict[str, Any]] = [
+    {
+        **{"id": "cmpl-tern", "instance": "i0", "status": "running", "class": "normal"},
+        **{"num_tokens": 40, "num_output_tokens": 8, "immovable": None},
+    },
+    {"id": "cmpl-auk", "instance": None, "status": "held", "class": "high"},
+]
+INSTANCE_LINES = [
+    "id  state    used_tokens  total_tokens  freeness  running  queuing  migrating  note",
+    "i0  running  96           2048          13        2        1        0          -",
+    "i1  pending  -            -             -         -        -        -          no free GPU",
+]
+REQUEST_LINES = [
+    "id         instance  status   class   num_tokens  num_output_tokens  immovable",
+    "cmpl-tern  i0        running  normal  40          8                  -",
+    "cmpl-auk   -         held     high    -           -                  -",
+]
+MOVED = {"request": "tern", "from": "i0", "to": "i1", "stages": 2, "suspended_ms": 3.46}
+IN_WORDS = "moved tern from i0 to i1 in 2 stages, suspended for 3.5 ms\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "rows", "lines"),
+    [("instances", INSTANCES, INSTANCE_LINES), ("requests", REQUESTS, REQUEST_LINES)],
+    ids=["instances", "requests"],
+)
+def test_instances_and_requests_are_a_table_or_json(
+    capsys: pytest.CaptureFixture[str], command: str, rows: list[dict[str, Any]], lines: list[str]
+) -> None:
+    cluster = Cluster([], answers={f"/admin/{command}": rows})
+    assert run(cluster, command) == 0
+    assert capsys.readouterr().out.splitlines() == lines
+    assert run(cluster, command, "--json") == 0
+    assert json.loads(capsys.readouterr().out) == rows
+    assert (cluster.ordered, cluster.keys) == ([], {"Bearer operator"})
+
+
+def test_instances_have_notes_only_where_there_are_some(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(Cluster([INSTANCES[:1]]), "instances") == 0
+    assert "note" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "mode"),
+    [((), "live"), (("--mode", "stop_copy"), "stop_copy"), (("--mode", "recompute"), "recompute")],
+    ids=["default", "stop_copy", "recompute"],
+)
+def test_a_request_moves_in_the_mode_that_is_given(
+    capsys: pytest.CaptureFixture[str], options: tuple[str, ...], mode: str
+) -> None:
+    cluster = Cluster([], answers={"/admin/migrate": MOVED})
+    assert run(cluster, "migrate", "tern", "--to", "i1", *options) == 0
+    assert capsys.readouterr().out == IN_WORDS
+    assert cluster.ordered == [("/admin/migrate", {"request": "tern", "to": "i1", "mode": mode})]
+
+
+def test_each_moved_choice_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    outcomes = [MOVED, {**MOVED, "from": "i2"}]
+    cluster = Cluster([], answers={"/admin/migrate": outcomes})
+    assert run(cluster, "migrate", "tern", "--to", "i1") == 0
+    assert capsys.readouterr().out == IN_WORDS + IN_WORDS.replace("i0", "i2")
+    assert run(cluster, "migrate", "tern", "--to", "i1", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == outcomes
