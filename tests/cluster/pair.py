@@ -102,9 +102,33 @@ class Generated:
         ]
 
     @property
+    def ranked_tokens(self) -> list[tuple[list[int], int]]:
+        """The tokens that log probabilities belong to, and the rank of the one that was sampled."""
+        return [
+            (row.tolist(), int(rank))
+            for output in self.outputs
+            if (found := output.new_logprobs) is not None
+            for row, rank in zip(found.logprob_token_ids, found.sampled_token_ranks, strict=True)
+        ]
+
+    @property
+    def prompt_logprobs(self) -> list[list[float]]:
+        return [
+            row.tolist()
+            for output in self.outputs
+            if output.new_prompt_logprobs_tensors is not None
+            for row in output.new_prompt_logprobs_tensors.logprobs
+        ]
+
+    @property
     def finish_reason(self) -> str | None:
         reason = self.outputs[-1].finish_reason if self.outputs else None
         return None if reason is None else str(reason)
+
+    @property
+    def stop_reason(self) -> int | str | None:
+        """The token or string at which it ended, if it is one that was asked for."""
+        return self.outputs[-1].stop_reason if self.outputs else None
 
     def count(self, instance_id: InstanceId, span: TokenSpan) -> None:
         """Note who sent which tokens."""
@@ -129,14 +153,18 @@ def assert_same(found: Generated, expected: Generated, *, may_round: bool = Fals
 
     Args:
         may_round: tokens were computed in other batches, or many at once, which may round
-            otherwise than one at a time: log probabilities need not be equal to the bit.
+            otherwise than one at a time: log probabilities need not be equal to the bit, and those
+            that are nearly equal may be in another order.
     """
     assert found.token_ids == expected.token_ids
     if may_round:
         assert found.logprobs == [pytest.approx(row, rel=1e-4) for row in expected.logprobs]
     else:
         assert found.logprobs == expected.logprobs
+        assert found.ranked_tokens == expected.ranked_tokens
+        assert found.prompt_logprobs == expected.prompt_logprobs
     assert found.finish_reason == expected.finish_reason
+    assert found.stop_reason == expected.stop_reason
     assert found.num_repeated == 0, "a token came twice"
 
 

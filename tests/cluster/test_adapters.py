@@ -130,17 +130,23 @@ def test_a_batch_with_all_the_adapters_it_may_have_takes_no_request_with_another
 def test_an_instance_that_dies_loses_no_request_with_an_adapter(
     pair: InstancePair, run: Run, adapters: list[LoRARequest]
 ) -> None:
-    """The front end gives it to another instance with the tokens that the client has."""
+    """The front end gives it to another instance with the tokens that the client has. The last test
+    of the pair, of which one instance is left."""
 
-    async def again(number: int) -> None:
-        build = lambda: pair.build(  # noqa: E731
-            random_prompt(70, seed=2), lora_request=adapters[number], **asked(60)
-        )
+    def build() -> Any:
+        return pair.build(random_prompt(70, seed=2), lora_request=adapters[1], **asked(60))
+
+    async def die() -> None:
         expected = await pair.generate(build())
-        said = expected.token_ids[:20]
-        found = await pair.submit(build(), "i1", output_token_ids=said).until_end()
+        request = build()
+        await pair.pause_at(request.request_id, "i1", 20)
+        generated = pair.submit(request, "i1")
+        await generated.until_tokens(20)
+        await pair.kill("i1")
+        pair.bury("i1")
+        said = list(generated.token_ids)
+        found = await pair.submit(build(), "i0", output_token_ids=said).until_end()
         assert [*said, *found.token_ids] == expected.token_ids
 
-    for number in range(2):
-        run(again(number))
-    run(pair.until_idle())
+    run(die())
+    run(pair.until_idle("i0"))

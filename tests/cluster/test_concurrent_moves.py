@@ -106,6 +106,8 @@ def test_a_migrated_request_generates_the_same_tokens(
     moved = run(tiny.generate_moving(tiny.build(prompt, **asked), cuts, is_exact=True))
 
     assert_same(moved, expected)
+    # Of each token of the prompt but the first, once.
+    assert len(moved.prompt_logprobs) == (len(prompt) - 1 if "prompt_logprobs" in asked else 0)
     assert moved.moves == ["i1", "i0", "i1"]
     run(tiny.until_idle())
 
