@@ -159,6 +159,14 @@ def test_every_curve_has_data_under_load(server: ServerProcess, prometheus: http
         missing.difference_update([title for title in missing if is_finite(title)])
         return not missing
 
+    def rules() -> list[Any]:
+        return list(prometheus.get("/api/v1/rules").json()["data"]["groups"][0]["rules"])
+
+    def pages_are_inactive() -> bool:
+        """A busy server may answer one scrape too late."""
+        pages = [each for each in rules() if each["labels"]["severity"] == "page"]
+        return {each["state"] for each in pages} == {"inactive"}
+
     missing = set(curves())
     with load(server):
         # A rate needs a sample before what it counts.
@@ -170,8 +178,5 @@ def test_every_curve_has_data_under_load(server: ServerProcess, prometheus: http
             pytest.fail(f"no data in: {sorted(missing)}")
         shown = asked("sterna_instance_used_tokens")
         assert len({each["metric"]["instance"] for each in shown}) > 1
-        rules = prometheus.get("/api/v1/rules").json()["data"]["groups"][0]["rules"]
-        assert {each["health"] for each in rules} == {"ok"}
-        pages = [each["name"] for each in rules if each["labels"]["severity"] == "page"]
-        firing = [each["name"] for each in rules if each["state"] == "firing"]
-        assert set(pages).isdisjoint(firing)
+        assert {each["health"] for each in rules()} == {"ok"}
+        until(pages_are_inactive, "no page is pending or fires")

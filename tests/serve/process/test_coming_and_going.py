@@ -43,7 +43,7 @@ def sterna(server: ServerProcess, *arguments: str) -> str:
 
 
 def answer(server: ServerProcess, number: int) -> str:
-    """Read one stream to its end."""
+    """Read one stream to its end, that of its length."""
     chunks = server.client(timeout=HANG_TIMEOUT_S).completions.create(
         model=MODEL_NAME,
         prompt=f"Terns number {number} flew",
@@ -52,7 +52,9 @@ def answer(server: ServerProcess, number: int) -> str:
         stream=True,
         extra_body={"ignore_eos": True},
     )
-    return "".join(chunk.choices[0].text for chunk in chunks if chunk.choices)
+    choices = [chunk.choices[0] for chunk in chunks if chunk.choices]
+    assert choices[-1].finish_reason == "length"
+    return "".join(each.text for each in choices)
 
 
 def begin_streams(server: ServerProcess, threads: ThreadPoolExecutor) -> list[Future[str]]:

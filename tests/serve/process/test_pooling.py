@@ -59,6 +59,9 @@ def test_documents_of_one_query_are_scored_by_several_instances(tmp_path: Path) 
             scores = [each["score"] for each in answer.json()["data"]]
             assert len(scores) == len(texts)
             assert max(scores) == scores[3]
+        decisions = server.http().get("/admin/recent?last_s=600").json()["decisions"]
+        used = {each["instance"] for each in decisions if each["event"] == "dispatched"}
+        assert used == {"i0", "i1"}
         assert set(states(server).values()) == {"running"}
     finally:
         server.end()
