@@ -4,16 +4,16 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
-
 from bench.common.small_disk import fill, on_small_disk
+from tests.needed_tools import skip
 
 __all__ = ["fill", "with_small_disk"]
 
 
 def with_small_disk(folder: Path, size: str, command: Sequence[str]) -> list[str]:
     """Return a command line that runs the command where the folder is a file system of its own, as
-    small as this; it goes with the last process that sees it. Skips the test where that cannot be.
+    small as this; it goes with the last process that sees it. Skips the test where that cannot be
+    (`needed_tools`).
 
     Args:
         folder: an empty one.
@@ -23,7 +23,7 @@ def with_small_disk(folder: Path, size: str, command: Sequence[str]) -> list[str
     try:
         tried = subprocess.run([*mounted, "true"], capture_output=True, text=True)
     except FileNotFoundError as error:
-        pytest.skip(f"no small disk can be had here: {error}")
+        skip(f"no small disk can be had here: {error}")
     if tried.returncode != 0:
-        pytest.skip(f"no small disk can be had here: {tried.stderr.strip()}")
+        skip(f"no small disk can be had here: {tried.stderr.strip()}")
     return [*mounted, *command]

@@ -27,6 +27,7 @@ from sterna.demo_model.small_model import (
 )
 from sterna.errors import ModelPreparationError
 from tests.models import write_tiny_gguf
+from tests.needed_tools import skip
 
 FILES = ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json"]
 
@@ -217,7 +218,7 @@ def client_named(name):
     for command in package_clients():
         if name in (Path(command[0]).name, command[2]):
             return command
-    return pytest.skip(f"{name} is not installed here")
+    return skip(f"{name} is not installed here")
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from shutil import which
 from typing import Any
 
 import httpx
@@ -17,14 +16,13 @@ import yaml
 from bench.serving.ports import free_port
 from scripts.metric_files import RULES, dashboard
 from sterna.cli.operate.admin_commands import ask
+from tests.needed_tools import missing_program, needs
 from tests.serve.emulated.quick import PROFILE, completion, quick_server
 from tests.serve.server import ServerProcess, until
 
 pytestmark = [
     *(pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)),
-    pytest.mark.skipif(
-        which("prometheus") is None, reason="Prometheus is in Debian's package prometheus"
-    ),
+    needs(missing_program("prometheus", "prometheus")),
 ]
 
 MAX_TOKENS = 1_200

@@ -2,7 +2,6 @@
 and Prometheus accepts them."""
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,9 @@ from scripts.metric_files import (
     rules,
 )
 from sterna.frontend.metrics.metric_table import METRICS
+from tests.needed_tools import missing_program, needs
 
-NEEDS_PROMTOOL = pytest.mark.skipif(
-    shutil.which("promtool") is None, reason="promtool is in Debian's package prometheus"
-)
+NEEDS_PROMTOOL = needs(missing_program("promtool", "prometheus"))
 
 
 def test_the_files_are_what_the_script_writes() -> None:

@@ -18,8 +18,9 @@ from bench.simulation.model_check import BREAKS, MODEL, MODELS, SHORT, Check, ex
 from sterna.migration.destination import DestinationState
 from sterna.migration.messages import Effect, Event, Message
 from sterna.migration.source import SourceState
+from tests.needed_tools import needs
 
-needs_spin = pytest.mark.skipif(missing_tool() is not None, reason=missing_tool() or "")
+needs_spin = needs(missing_tool())
 
 NOT_MODELLED = {
     # Effects that take place in the step of the machine that returns them.

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
+from tests.needed_tools import skip
 
 _ATTACH, _DETACH = 16, 17
 _ALL_THREADS = 0x40000000
@@ -17,7 +17,7 @@ _ALL_THREADS = 0x40000000
 def frozen(process_id: int) -> Iterator[None]:
     """Hold all its threads as a debugger does, until it has ended or the context is left.
 
-    Skips the test where this user may not.
+    Skips the test where this user may not (`needed_tools`).
     """
     libc = ctypes.CDLL(None, use_errno=True)
     held: list[int] = []
@@ -27,7 +27,7 @@ def frozen(process_id: int) -> Iterator[None]:
             for thread_id in begun:
                 if libc.ptrace(_ATTACH, thread_id, None, None) != 0:
                     if _threads(process_id) >= {thread_id}:
-                        pytest.skip(f"no debugger may be here: {os.strerror(ctypes.get_errno())}")
+                        skip(f"no debugger may be here: {os.strerror(ctypes.get_errno())}")
                     continue
                 os.waitpid(thread_id, _ALL_THREADS)
                 held.append(thread_id)

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
-import pytest
 
 from bench.serving.ports import free_port
 from sterna.runtime.home.ray_environment import IS_SPREAD
 from tests.models import small_model
+from tests.needed_tools import skip
 from tests.serve.server import (
     HANG_TIMEOUT_S,
     START_TIMEOUT_S,
@@ -79,15 +79,15 @@ class Network:
 
 
 def make_network() -> Network:
-    """Return a network, or have the test skipped, with the reason."""
+    """Return a network, or have the test skipped (`needed_tools`), with the reason."""
     if shutil.which("ip") is None:
-        pytest.skip("needs the command ip (iproute2) for a network namespace")
+        skip("needs the command ip (iproute2) for a network namespace")
     if os.geteuid() != 0:
-        pytest.skip("needs root for a network namespace")
+        skip("needs root for a network namespace")
     try:
         return Network()
     except subprocess.CalledProcessError as error:
-        pytest.skip(f"this machine gives no network namespace: {error.stderr.strip()}")
+        skip(f"this machine gives no network namespace: {error.stderr.strip()}")
 
 
 class Node:

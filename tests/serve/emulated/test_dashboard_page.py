@@ -24,14 +24,15 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, sync_playwright
 
 from bench.serving.ports import free_port
 from sterna.cli.operate.admin_commands import ask
+from tests.needed_tools import missing_program, needs
 from tests.serve.emulated.quick import completion, many_connections, num_tokens, quick_server
 from tests.serve.server import HANG_TIMEOUT_S, ServerProcess
 
-CHROMIUM = which("chromium")
+CHROMIUM = which("chromium") or "chromium"
 
 pytestmark = [
     *(pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)),
-    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is in Debian's package chromium"),
+    needs(missing_program("chromium", "chromium")),
 ]
 
 MAX_BYTES_A_SECOND = 20_000
