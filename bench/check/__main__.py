@@ -22,7 +22,7 @@ from bench.check.values import CHECKS, MOST_LOSS, Check, Verdict, table
 from bench.common import results_io
 from bench.common.command import end_like_ctrl_c, ended
 from bench.common.tables import Row
-from bench.serving.served import end_group
+from bench.serving.served import END_TIMEOUT_S, end_group
 
 TIMEOUT_S = 900.0
 
@@ -100,7 +100,8 @@ def _code(command: Sequence[str], printed: TextIO) -> int | None:
     except subprocess.TimeoutExpired:
         return None
     finally:
-        end_group(process)
+        # It may have two servers to end, one after the other.
+        end_group(process, 3 * END_TIMEOUT_S)
 
 
 def _elsewhere(name: str, file: str) -> str | None:
@@ -110,8 +111,10 @@ def _elsewhere(name: str, file: str) -> str | None:
         # A benchmark that computes on a CUDA device has a file of its own.
         has_other = name != file and _document(file, results_io.RESULTS) is not None
         return "no CUDA device" if has_other else None
-    cpu: str = committed["hardware"]["cpu"]
-    return None if cpu == results_io.hardware()["cpu"] else cpu
+    then, now = committed["hardware"], results_io.hardware()
+    if all(then.get(each) == now.get(each) for each in ("cpu", "vectors", "gpu")):
+        return None
+    return ", ".join(str(then[each]) for each in ("cpu", "vectors", "gpu") if then.get(each))
 
 
 def _rows(name: str, folder: Path) -> Sequence[Row]:

@@ -11,6 +11,9 @@ from bench.common.tables import LOSS_FLOOR_S, Row
 
 CONFIDENCE = 0.9
 
+INTERVALS = "90 % intervals (of fewer than five values: from the smallest to the largest)"
+"""What reports call those of `Middle`."""
+
 
 # fmt: off
 T_95 = (

@@ -107,6 +107,7 @@ def hardware() -> dict[str, Any]:
     """The facts on which numbers depend: processor, memory, accelerator, versions. No host name."""
     facts: dict[str, Any] = {
         "cpu": cpu_model(),
+        "vectors": _vectors(),
         "num_cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "gpu": _gpu(),
@@ -119,6 +120,17 @@ def hardware() -> dict[str, Any]:
         except metadata.PackageNotFoundError:
             continue
     return facts
+
+
+def _vectors() -> str | None:
+    """The widest vectors of the processor: several have one name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return None
+    flags = next((line.split() for line in lines if line.startswith("flags")), [])
+    kinds = {"avx512f": "AVX-512", "avx2": "AVX2"}
+    return next((kind for flag, kind in kinds.items() if flag in flags), None)
 
 
 def machine() -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.common.comparison import Middle
+from bench.common.comparison import INTERVALS, Middle
 from bench.common.pages import Goal, goal_list
 from bench.common.tables import Row, markdown_table, number, rounded
 from bench.plain_vllm.sides import STERNA, VLLM
@@ -59,8 +59,10 @@ def counted(rows: Sequence[Row], mode: str, seed: int) -> set[str]:
 def replaced(rows: Sequence[Row], pair: Sequence[Row]) -> list[Row]:
     """The rows with this pair, in place of an earlier one of the same round and load."""
     new = {(row["mode"], row["seed"], row["load"]) for row in pair}
-    kept = [row for row in rows if (row["mode"], row["seed"], row["load"]) not in new]
-    return [*kept, *pair]
+    places = [n for n, row in enumerate(rows) if (row["mode"], row["seed"], row["load"]) in new]
+    kept = [row for n, row in enumerate(rows) if n not in places]
+    place = places[0] if places else len(kept)
+    return [*kept[:place], *pair, *kept[place:]]
 
 
 def markdown(rows: Sequence[Row]) -> str:
@@ -68,7 +70,7 @@ def markdown(rows: Sequence[Row]) -> str:
     num_unsteady = (len(rows) - len(_steady(rows))) // 2
     rows = _steady(rows)
     parts = [
-        "Medians over pairs of runs, with 90 % intervals; times and tokens in the table are those "
+        f"Medians over pairs of runs, with {INTERVALS}; times and tokens in the table are those "
         "of vLLM, then of Sterna:"
     ]
     if num_unsteady:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from bench.common.comparison import Middle
+from bench.common.comparison import INTERVALS, Middle
 from bench.common.tables import Row, markdown_table, number, rounded
 from bench.plain_vllm.sides import STERNA, VLLM
 
@@ -42,8 +42,8 @@ def markdown(rows: Sequence[Row]) -> str:
     )
     return "\n\n".join(
         [
-            "Medians over starts, with the 90 % interval of the ratio of the times to the first "
-            "token, over pairs of starts:",
+            "Medians over starts; the ratio is that of the times to the first token, over pairs of "
+            f"starts, with {INTERVALS}:",
             markdown_table(header, lines, num_text=2),
         ]
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.common.comparison import Middle
+from bench.common.comparison import INTERVALS, Middle
 from bench.common.pages import Goal, goal_list
 from bench.common.tables import Row, markdown_table, number, rounded
 from bench.plain_vllm.sides import STERNA, VLLM
@@ -119,8 +119,10 @@ def goals(rows: Sequence[Row]) -> list[Goal]:
         failed = sum(row["failed"] for row in many)
         most_open = max(row.get("most_open", 0) for row in many)
         at_once = f", and {most_open:,} were open at one time" if most_open else ""
+        # Rows of earlier programs do not say how many were open.
+        is_reached = failed == 0 and (most_open == 0 or most_open >= 5_000)
         name = "5,000 streams at once: failed"
-        found.append(Goal(name, "none", f"{failed}{at_once}", failed == 0))
+        found.append(Goal(name, "none", f"{failed}{at_once}", is_reached))
     return [*found, *_scaling_goals(rows)]
 
 
@@ -170,8 +172,8 @@ def markdown(rows: Sequence[Row]) -> str:
             ]
         )
     parts = [
-        f"Processor time of the HTTP process, medians over {num_rounds} pairs of runs, with 90 % "
-        "intervals of the ratios:",
+        f"Processor time of the HTTP process, medians over {num_rounds} pairs of runs; ratios with "
+        f"{INTERVALS}:",
         markdown_table(
             (
                 *("server", "a request [us]", "ratio", "a token [us]", "ratio"),

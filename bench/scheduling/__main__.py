@@ -39,7 +39,7 @@ INSTANCES = (16, 64, 256, 1_024)
 
 NUM_DECISIONS, WAIT_S, REPORTS_S = 2_000, 6.0, 6.0
 MOST_ASKED = 64
-"""Each of them has a mailbox of its own, with a thread."""
+"""With more, one question to all of them takes longer than the time between two requests."""
 
 QUICK_DECISIONS, QUICK_S = 120, 0.2
 

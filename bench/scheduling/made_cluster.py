@@ -115,7 +115,7 @@ class MadeCluster:
             yield CacheReport(instance_id, packed(hashes), layout=LAYOUT)
 
     def holder(self, request: DispatchRequest) -> InstanceId:
-        """An instance that has the begin of the prompt in its prefix cache, or any."""
+        """An instance that has the beginning of the prompt in its prefix cache, or any."""
         first = int(unpacked(request.block_hashes)[0])
         holders = [each for each, cached in self._cached.items() if first in cached]
         return self._draws.choice(holders or self._ids)

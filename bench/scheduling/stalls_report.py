@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from bench.common.comparison import Middle
+from bench.common.comparison import INTERVALS, Middle
 from bench.common.pages import Goal, goal_list
 from bench.common.tables import Row, markdown_table, number, rounded
 
@@ -41,7 +41,7 @@ def markdown(rows: Sequence[Row]) -> str:
                 ]
             )
         parts += [
-            f"On the wall clock, medians over {num_rounds} rounds, with 90 % intervals:",
+            f"On the wall clock, medians over {num_rounds} rounds, with {INTERVALS}:",
             markdown_table(
                 (
                     "instances", "requests/s for each", "a step [ms]", "TPOT mean [ms]",

@@ -22,7 +22,7 @@ QUICK_FOLDER = results_io.ROOT / ".cache" / "bench" / "quick"
 
 PAGE = results_io.ROOT / "docs" / "benchmarks.md"
 
-SAME = ("cpu", "num_cores", "gpu", *results_io.VERSIONED)
+SAME = ("cpu", "vectors", "num_cores", "gpu", *results_io.VERSIONED)
 """Fields of the hardware that all rows of a result must share."""
 
 

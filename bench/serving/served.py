@@ -122,7 +122,7 @@ def _last_line(log: int) -> str:
     return words.removeprefix("sterna: error: ")
 
 
-def end_group(process: subprocess.Popen[bytes]) -> None:
+def end_group(process: subprocess.Popen[bytes], timeout_s: float = END_TIMEOUT_S) -> None:
     """Let a process end by itself, else kill it, and kill what it leaves of its process group: a
     `vllm serve` that is still starting leaves its workers.
 
@@ -131,7 +131,7 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
     """
     process.send_signal(signal.SIGTERM)
     try:
-        process.wait(END_TIMEOUT_S)
+        process.wait(timeout_s)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
