@@ -211,7 +211,7 @@ def _emulated_line(row: Row) -> list[str]:
 
 
 def _is_of(row: Row, side: str, load: str) -> bool:
-    return row["side"] == side and row["load"] == load
+    return bool(row["side"] == side and row["load"] == load)
 
 
 def _tokens_a_chunk(rows: Iterable[Row]) -> float | None:

@@ -352,7 +352,8 @@ async def _be_caches(num_instances: int, seed: int, scheduler: str) -> None:
         of_instance = dict(zip((each.instance_id for each in members), mailboxes, strict=True))
         print(len(members), flush=True)
         mailboxes[0].send(scheduler, cluster.membership())
-        for report in (*cluster.caches(), *cluster.loads()):
+        first: list[WireMessage] = [*cluster.caches(), *cluster.loads()]
+        for report in first:
             mailboxes[0].send(scheduler, report)
         # Other connections do not wait for these.
         await asyncio.sleep(FIRST_S)

@@ -234,7 +234,7 @@ def of_the_runtime() -> list[str]:
 def of_the_simulator() -> list[str]:
     """The end of a migration, whose destination is gone, behind an inspection."""
     recorder, engines = Recorder(), PlainEngines(requests((0.0, 16, 9)), configuration())
-    engines.start(0, A)
+    engines.start(0, A, LLUMNIX)
     engines.add(0, 0, 1, 0.0)
     engines.end_step(0, engines.begin_step(0, 0.0))
     instance = SimulatedInstance(A, 0, LlumletConfig(policy=LLUMNIX), engines, recorder)

@@ -120,12 +120,13 @@ def test_a_connection_without_device_memory_for_its_copies_leaves_nothing(
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(f"sterna.transport.{side}.make_copier", refuse)
             # What pytest keeps of a log holds tracebacks, and with them what it counts here.
-            patch.setattr(logging.root.manager, "disable", logging.CRITICAL)
+            patch.setattr(logging.getLogger(f"sterna.transport.{side}"), "disabled", True)
             # Beyond the buffers that were made beforehand.
             for number in range(4):
                 source.send(stage("m", number), destination, [0, 1])
                 assert isinstance(source.next_event(), SendFailed)
-        wait_until_released(before)
+            # A receiver logs its end after the sender has heard of it.
+            wait_until_released(before)
         source.copy(stage("n"), destination, [2, 3], [4, 5])
 
 

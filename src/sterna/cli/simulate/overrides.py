@@ -20,6 +20,7 @@ from sterna.config import (
     DispatchRule,
     MigrationConfig,
     PolicyConfig,
+    PrefixDispatch,
     ScalingConfig,
     prefix_rule_name,
 )
@@ -209,7 +210,7 @@ def _member(
 def _text(value: Any) -> str:
     if isinstance(value, Enum):
         return str(value.value).replace("_", "-")
-    if is_dataclass(value):
+    if isinstance(value, PrefixDispatch):
         return prefix_rule_name(value)
     if isinstance(value, Mapping):
         return ",".join(f"{key}:{each}" for key, each in value.items())
