@@ -199,9 +199,11 @@ def test_policies_on_paced_engines_are_as_much_better_as_was_measured() -> None:
         f"medium lengths (M-M) {medium['mean', LLUMNIX]} and {medium['p99', LLUMNIX]} times "
     ) in row("Policies on four real vLLM engines")
     eight = first_tokens("ShareGPT, 8 instances", LLUMNIX)
+    burst = first_tokens("BurstGPT, 4 instances", LLUMNIX)
     assert (
         f"On eight engines (ShareGPT's lengths) {eight['mean', LLUMNIX]} and "
-        f"{eight['p99', LLUMNIX]} times. "
+        f"{eight['p99', LLUMNIX]} times. With BurstGPT's lengths {burst['mean', LLUMNIX]} and "
+        f"{burst['p99', LLUMNIX]} times. "
     ) in row("Policies on four real vLLM engines")
     case = "reasoning, 4 instances"
     assert (
