@@ -123,14 +123,12 @@ def hardware() -> dict[str, Any]:
 
 
 def _vectors() -> str | None:
-    """The widest vectors of the processor: several have one name."""
+    """The vectors with which PyTorch computes on this processor: several have one name."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
+        import torch
+    except ImportError:
         return None
-    flags = next((line.split() for line in lines if line.startswith("flags")), [])
-    kinds = {"avx512f": "AVX-512", "avx2": "AVX2"}
-    return next((kind for flag, kind in kinds.items() if flag in flags), None)
+    return str(torch.backends.cpu.get_cpu_capability())
 
 
 def machine() -> str:

@@ -1,4 +1,4 @@
-"""What `sterna simulate --json` says, and which of its options reach what."""
+"""Output of `sterna simulate --json`, and the settings that its options reach."""
 
 import csv
 import json
