@@ -223,7 +223,8 @@ class PolicyConfig:
         has_priorities: whether priorities give headroom and order; otherwise all count as normal.
         source_freeness_steps: an instance below this freeness is a migration source.
         destination_freeness_steps: an instance above it is a migration destination.
-        round_interval_s: time between two pairing rounds.
+        round_interval_s: time between two pairing rounds, longer where there are more than 512
+            instances.
         num_concurrent_migrations: migrations that one instance takes part in at once, a side.
         target_load_tokens: for each execution priority with a headroom, the real load that
             keeps the ideal decode speed (1,600 for LLaMA-7B on A10, Section 6.4); the headroom
@@ -488,7 +489,7 @@ class LlumletConfig:
     """Reports and migrations of a llumlet.
 
     Attributes:
-        report_interval_s: time between two load reports, longer where there are more than 256; a
+        report_interval_s: time between two load reports, longer where there are more than 128; a
             report also goes out at once when the number of queuing requests or the migrations in
             flight change. With None it sends
             no reports, and its driver reads the loads (`simulator`).

@@ -29,7 +29,6 @@ QUICK = {
     "the supervisor does not wait for a lease": "that has it lives",
     "a receiver does not ask for what is missing": "has not ended after",
     "the front end waits for tokens that were lost": "has not ended after",
-    "the front end does not cut repeats": "from another history than its client has",
     "a receipt confirms what is missing": "which has not arrived",
     "repeated messages are handed over": "is the next",
     "a page behind the window is adopted": "wrong KV in group",

@@ -29,9 +29,9 @@ def test_loads_are_reported_at_most_once_an_interval_while_they_change() -> None
 
 
 def test_a_thousand_instances_report_less_often_but_what_is_urgent_at_once() -> None:
-    """By hand: 1,024 are four times as many as report at the full rate."""
+    """By hand: 1,024 are eight times as many as report at the full rate."""
     llumlet = Llumlet(A, config(report_interval_s=0.05))
-    for num_instances, interval_s in ((256, 0.05), (1_024, 0.2)):
+    for num_instances, interval_s in ((128, 0.05), (1_024, 0.4)):
         llumlet.set_num_instances(num_instances)
         begun_s = 10.0 * num_instances
         llumlet.on_view(view(running("r", num_instances)), begun_s)

@@ -136,6 +136,14 @@ def test_rounds_that_were_missed_are_not_made_up_for() -> None:
     assert quarters.next_deadline_s == 0.75
 
 
+def test_among_a_thousand_instances_rounds_are_rarer() -> None:
+    """By hand: 1,024 are twice as many as have rounds at the full rate."""
+    for num_instances, interval_s in ((512, 0.2), (1_024, 0.4)):
+        core = scheduler(*(instance(f"i{number}") for number in range(num_instances)))
+        core.on_tick(0.2)
+        assert core.next_deadline_s == pytest.approx(0.2 + interval_s)
+
+
 @pytest.mark.parametrize("policy", [INFAAS_PP, ROUND_ROBIN], ids=lambda each: each.name)
 def test_a_policy_without_migration_holds_no_rounds(policy: PolicyConfig) -> None:
     core = scheduler(OVERLOADED, IDLE, policy=policy)

@@ -46,7 +46,7 @@ from sterna.types import (
     whose_prefix,
 )
 
-FULL_RATE_INSTANCES = 256
+FULL_RATE_INSTANCES = 128
 """With more instances than these each reports less often: the scheduler gets the same number of
 reports a second."""
 

@@ -53,10 +53,10 @@ SEND_QUEUE_BYTES = 2 << 30
 
 ADDRESS = re.compile(r"tcp://[^/\s]+:[0-9]{1,5}")
 
-TICK_S = 0.1
+TICK_S = 0.2
 """Time between two looks at the deadlines of probes and receipts."""
 
-HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 1000, 4000
+HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 3000, 4000
 """ZeroMQ's own heartbeat, by which it closes a connection that no longer carries anything."""
 
 CONNECT_TIMEOUT_MS, HANDSHAKE_TIMEOUT_MS = 3000, 5000

@@ -23,13 +23,13 @@ from typing import NamedTuple
 
 Frames = Sequence[bytes]
 
-RECEIPT_AFTER_S = 0.1
+RECEIPT_AFTER_S = 0.5
 """Time that a receipt waits for more messages to confirm."""
 
 RECEIPT_AFTER_MESSAGES = 256
 """Messages after which a receipt is sent at once."""
 
-PROBE_AFTER_S = 0.3
+PROBE_AFTER_S = 1.0
 """Time without a receipt after which the sender sends a probe."""
 
 MESSAGE, PROBE, RECEIPT, GAP, IN_PARTS = range(5)

@@ -64,6 +64,10 @@ Effect = Dispatch | SetDestination | CopyPrefix | ScaleUp | Terminate
 IN_FLIGHT_LEASE_S = 30.0
 """Time after which a dispatch that no report shows is taken for lost."""
 
+FULL_RATE_INSTANCES = 512
+"""With more instances than these rounds are rarer, as their load reports are: a round decides by
+loads of which most are new."""
+
 
 class GlobalScheduler:
     """Places requests and pairs instances by the loads that these report.
@@ -310,15 +314,20 @@ class GlobalScheduler:
         deadline_s = self._next_round_s
         if not self._has_rounds or now_s < deadline_s:
             return effects
-        self._next_round_s = deadline_s + self._policy.round_interval_s
+        interval_s = self._round_interval_s()
+        self._next_round_s = deadline_s + interval_s
         if self._next_round_s <= now_s:
             # Missed rounds are skipped: each would decide by the same loads.
-            self._next_round_s = now_s + self._policy.round_interval_s
+            self._next_round_s = now_s + interval_s
         self._instances.drop_expired(now_s)
         if self._policy.migrates:
             effects += self._pair(now_s)
         effects += self._copies.copy_ahead(self.candidates, now_s)
         return effects + self._scale(now_s)
+
+    def _round_interval_s(self) -> float:
+        share = len(self.candidates) / FULL_RATE_INSTANCES
+        return self._policy.round_interval_s * max(1.0, share)
 
     def _dispatch_held(
         self,
