@@ -173,6 +173,19 @@ def test_a_cancelled_request_counts_on_its_instance_no_longer() -> None:
     assert in_flight(core) == {"i0": [320]}
 
 
+def test_after_a_cancelled_request_other_instances_are_not_looked_at_again() -> None:
+    """Among a thousand instances that took five times as long as a decision."""
+    core = scheduler(instance("i0"), instance("i1"))
+    core.on_request(ask("a", 160), 0.0)
+    core.on_request(ask("b", 320), 0.0)
+    before = {each.instance_id: each for each in core.candidates}
+    assert {each.in_flight[0].demand_tokens for each in before.values()} == {160, 320}
+    core.on_cancel(RequestId("a"), 0.1)
+    assert [each.instance_id for each in core.candidates if each is before[each.instance_id]] == [
+        next(name for name, each in before.items() if each.in_flight[0].demand_tokens == 320)
+    ]
+
+
 def test_a_dead_front_ends_requests_count_on_no_instance() -> None:
     core = scheduler(instance("i0"))
     core.on_request(ask("a", 160, frontend_id=1), 0.0)

@@ -183,7 +183,8 @@ class KnownInstances(Container[InstanceId]):
     def drop(self, request_id: RequestId) -> None:
         """A request will not arrive, or waits no longer for its prefix."""
         for instance in self._instances.values():
-            self._drop(instance, lambda each: each.request_id == request_id)
+            if instance.in_flight:
+                self._drop(instance, lambda each: each.request_id == request_id)
 
     def drop_all_of(self, frontend_id: FrontendId) -> None:
         """A front end died, and its requests with it."""
@@ -218,6 +219,7 @@ class KnownInstances(Container[InstanceId]):
         )
 
     def _drop(self, instance: _Instance, is_over: Callable[[_InFlight], bool]) -> None:
-        if instance.in_flight:
-            instance.in_flight = [each for each in instance.in_flight if not is_over(each)]
+        left = [each for each in instance.in_flight if not is_over(each)]
+        if len(left) < len(instance.in_flight):
+            instance.in_flight = left
             self._touch(instance)
