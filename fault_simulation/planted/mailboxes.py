@@ -47,9 +47,9 @@ class IsContentWithAPart(_WithChannels):
 class _Boastful(ReceivingEnd):
     _highest = -1
 
-    def on_message(self, number: int, now_s: float) -> bool:
+    def on_message(self, number: int, now_s: float, is_periodic: bool = False) -> bool:
         self._highest = max(self._highest, number)
-        return super().on_message(number, now_s)
+        return super().on_message(number, now_s, is_periodic)
 
     def receipt(self, now_s: float) -> Head | None:
         head = super().receipt(now_s)
@@ -89,8 +89,8 @@ class AsksOnceForAGap(_WithChannels):
 
 
 class _Credulous(ReceivingEnd):
-    def on_message(self, number: int, now_s: float) -> bool:
-        return super().on_message(number, now_s) or number < self._expected
+    def on_message(self, number: int, now_s: float, is_periodic: bool = False) -> bool:
+        return super().on_message(number, now_s, is_periodic) or number < self._expected
 
 
 class HandsRepeatsOver(_WithChannels):
@@ -112,9 +112,9 @@ class ConfirmsNothing(_WithChannels):
 
 
 class _Forward(ReceivingEnd):
-    def on_message(self, number: int, now_s: float) -> bool:
+    def on_message(self, number: int, now_s: float, is_periodic: bool = False) -> bool:
         self._expected = max(self._expected, number)
-        return super().on_message(number, now_s)
+        return super().on_message(number, now_s, is_periodic)
 
 
 class TakesWhatIsAhead(_WithChannels):

@@ -14,9 +14,9 @@ import msgspec
 
 from fault_simulation.virtual.settings import TICK_S, Queues
 from fault_simulation.virtual.timeline import Action, Process, Timeline, Violation
-from sterna.messages.actors import TokenBatch, WireMessage
+from sterna.messages.actors import PERIODIC_MESSAGES, TokenBatch, WireMessage
 from sterna.messaging.mailbox_core import Connections, MailboxCore
-from sterna.messaging.reliable_channel import GAP, MESSAGE, PROBE, Head
+from sterna.messaging.reliable_channel import GAP, MESSAGE, PERIODIC, PROBE, Head
 
 Receive = Callable[[WireMessage, Sequence[bytes]], None]
 
@@ -125,7 +125,8 @@ class VirtualMailbox:
         letter = Letter([_ENCODER.encode(message), *frames], tally)
         now_s = self._timeline.now_s
         is_refused = isinstance(message, TokenBatch) and self._refuses(address, message)
-        if is_refused or not self.core.send(address, letter, now_s):
+        is_periodic = isinstance(message, PERIODIC_MESSAGES)
+        if is_refused or not self.core.send(address, letter, now_s, is_periodic):
             self._network.counts[f"refused: {type(message).__name__}"] += 1
             self._timeline.note(self._process.name, f"refuses a message to {address}")
             return False
@@ -167,7 +168,7 @@ class VirtualMailbox:
 
     def _take(self, sender: str, head: Head, content: Sequence[bytes]) -> None:
         now_s = self._timeline.now_s
-        if head.kind == MESSAGE:
+        if head.kind in (MESSAGE, PERIODIC):
             if self.core.on_message(head, now_s):
                 self._hand(content)
         elif head.kind == PROBE:

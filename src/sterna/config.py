@@ -223,8 +223,7 @@ class PolicyConfig:
         has_priorities: whether priorities give headroom and order; otherwise all count as normal.
         source_freeness_steps: an instance below this freeness is a migration source.
         destination_freeness_steps: an instance above it is a migration destination.
-        round_interval_s: time between two pairing rounds, longer where there are more than 512
-            instances.
+        round_interval_s: time between two pairing rounds, at least 0.2 s for each 512 instances.
         num_concurrent_migrations: migrations that one instance takes part in at once, a side.
         target_load_tokens: for each execution priority with a headroom, the real load that
             keeps the ideal decode speed (1,600 for LLaMA-7B on A10, Section 6.4); the headroom
@@ -489,10 +488,10 @@ class LlumletConfig:
     """Reports and migrations of a llumlet.
 
     Attributes:
-        report_interval_s: time between two load reports, longer where there are more than 128; a
-            report also goes out at once when the number of queuing requests or the migrations in
-            flight change. With None it sends
-            no reports, and its driver reads the loads (`simulator`).
+        report_interval_s: time between two load reports, longer in proportion above 128 instances;
+            a report also goes out at once when the number of queuing requests or the migrations in
+            flight change. With None it sends no reports, and its driver reads the loads
+            (`simulator`).
         heartbeat_interval_s: time between two reports when nothing changes.
         retry_backoff_s: time for which a request is not chosen again after its migration aborted.
         drain_limit_s: requests that are left on an instance after it has been emptied for this time

@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sterna.config import MailboxKeys
-from sterna.messages.actors import CancelDispatch, WireMessage
+from sterna.messages.actors import CancelDispatch, Heartbeat, WireMessage
 from sterna.messaging import mailbox as mailbox_module
 from sterna.messaging.framing import PART_BYTES
 from sterna.messaging.mailbox import BURST, HANDSHAKE_TIMEOUT_MS, TICK_S, Mailbox, draw_keys
-from sterna.messaging.reliable_channel import MESSAGE, PROBE, RECEIPT, Head
+from sterna.messaging.reliable_channel import MESSAGE, PERIODIC, PROBE, RECEIPT, Head
 from sterna.runtime.processes.limits import raise_limit
 from sterna.types import RequestId
 from tests.descriptors import descriptors_left
@@ -74,6 +74,30 @@ def test_a_message_arrives_with_its_frames(keys: MailboxKeys | None) -> None:
             assert await other.receive() == (a_message(), [b"payload", b""])
 
     asyncio.run(test())
+
+
+def test_a_heartbeat_is_a_periodic_message_and_arrives_as_others_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Messages keep their order whatever their kind is."""
+    kinds: list[int] = []
+    decode = Head.decode
+
+    def decoded(content: bytes) -> Head:
+        head = decode(content)
+        kinds.append(head.kind)
+        return head
+
+    async def test() -> None:
+        async with a_pair(None) as (one, other):
+            sent: list[WireMessage] = [a_message(), Heartbeat("a", 1, False), a_message("r2")]
+            for each in sent:
+                one.send(other.address, each)
+            assert [(await other.receive())[0] for _ in sent] == sent
+
+    monkeypatch.setattr(Head, "decode", decoded)
+    asyncio.run(test())
+    assert [each for each in kinds if each in (MESSAGE, PERIODIC)] == [MESSAGE, PERIODIC, MESSAGE]
 
 
 @pytest.mark.parametrize("keys", [None, draw_keys()], ids=["plain", "keys"])

@@ -11,6 +11,8 @@ from sterna.messaging.mailbox_core import MailboxCore
 from sterna.messaging.reliable_channel import (
     GAP,
     MESSAGE,
+    PERIODIC,
+    PERIODIC_RECEIPT_AFTER_S,
     PROBE,
     PROBE_AFTER_S,
     RECEIPT,
@@ -90,6 +92,23 @@ def test_a_probe_with_the_own_address_goes_first_and_messages_are_numbered() -> 
         ("a", Head(MESSAGE, channel(0), 1), [b"2", b"frame"]),
     ]
     assert wires.log == ["connect a"]
+
+
+def test_periodic_messages_have_numbers_like_others_and_their_receipt_waits() -> None:
+    core, wires = a_mailbox()
+    core.send("a", [b"1"], 0.0, True)
+    core.send("a", [b"2"], 0.0)
+    assert [(head.kind, head.number) for _, head, _ in wires.sent()[1:]] == [
+        (PERIODIC, 0),
+        (MESSAGE, 1),
+    ]
+    core.on_probe(Head(PROBE, THEIRS, 0), "them", 0.0)
+    wires.sent()
+    assert core.on_message(Head(PERIODIC, THEIRS, 0), 0.1)
+    core.on_tick(0.1 + RECEIPT_AFTER_S)
+    assert wires.sent() == []
+    core.on_tick(0.1 + PERIODIC_RECEIPT_AFTER_S)
+    assert wires.sent()[-1] == ("them", Head(RECEIPT, THEIRS, 1), [b""])
 
 
 def test_each_address_has_a_channel_of_its_own() -> None:

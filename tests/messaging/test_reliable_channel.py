@@ -14,8 +14,10 @@ from hypothesis.stateful import (
 from sterna.messaging.reliable_channel import (
     GAP,
     HEAD_BYTES,
-    IN_PARTS,
     MESSAGE,
+    PERIODIC,
+    PERIODIC_PROBE_AFTER_S,
+    PERIODIC_RECEIPT_AFTER_S,
     PROBE,
     PROBE_AFTER_S,
     RECEIPT,
@@ -39,7 +41,7 @@ def outgoing(*contents: bytes, capacity: int = 100) -> SendingEnd:
     return channel
 
 
-@given(st.integers(0, IN_PARTS), st.binary(min_size=16, max_size=16), st.integers(0, 2**64 - 1))
+@given(st.integers(0, PERIODIC), st.binary(min_size=16, max_size=16), st.integers(0, 2**64 - 1))
 def test_a_head_is_read_as_it_was_written(kind: int, channel: bytes, number: int) -> None:
     head = Head(kind, channel, number)
     assert Head.decode(head.encode() + b"what follows") == head
@@ -51,10 +53,10 @@ def test_a_head_needs_nothing_behind_it() -> None:
 
 
 @given(st.one_of(st.binary(max_size=40), st.binary(min_size=HEAD_BYTES, max_size=HEAD_BYTES)))
-@example(bytes([IN_PARTS + 1]) + bytes(HEAD_BYTES))
-@example(bytes([IN_PARTS]) + bytes(HEAD_BYTES - 1))
+@example(bytes([PERIODIC + 1]) + bytes(HEAD_BYTES))
+@example(bytes([PERIODIC]) + bytes(HEAD_BYTES - 1))
 def test_bytes_are_a_head_when_they_are_long_enough_and_of_a_known_kind(content: bytes) -> None:
-    if len(content) >= HEAD_BYTES and content[0] <= IN_PARTS:
+    if len(content) >= HEAD_BYTES and content[0] <= PERIODIC:
         assert content.startswith(Head.decode(content).encode())
     else:
         with pytest.raises(ValueError, match="head"):
@@ -141,6 +143,32 @@ def test_the_first_message_after_all_receipts_is_asked_for_anew() -> None:
     assert channel.probe(5.0) is None
     channel.send([b"b"], 7.0)
     assert channel.next_deadline_s == 7.0 + PROBE_AFTER_S
+
+
+def test_a_periodic_message_is_asked_for_later_than_others() -> None:
+    channel = SendingEnd(CHANNEL, 100, capacity_bytes=10)
+    assert channel.send([b"a"], 0.0, True) == Head(PERIODIC, CHANNEL, 0)
+    assert channel.next_deadline_s == PERIODIC_PROBE_AFTER_S
+    channel.send([b"b"], 0.1)
+    assert channel.next_deadline_s == 0.1 + PROBE_AFTER_S
+    channel.send([b"c"], 0.2, True)
+    assert channel.next_deadline_s == 0.1 + PROBE_AFTER_S
+
+
+def test_the_receipt_of_periodic_messages_waits_for_more_of_them() -> None:
+    channel = ReceivingEnd(CHANNEL)
+    assert channel.on_message(0, 0.0, True)
+    assert channel.on_message(1, 0.4, True)
+    assert channel.next_deadline_s == PERIODIC_RECEIPT_AFTER_S
+    assert channel.on_message(2, 0.5)
+    assert channel.receipt(0.5 + RECEIPT_AFTER_S) == Head(RECEIPT, CHANNEL, 3)
+    assert channel.next_deadline_s is None
+
+
+def test_a_gap_before_a_periodic_message_is_asked_for_at_once() -> None:
+    channel = ReceivingEnd(CHANNEL)
+    assert not channel.on_message(1, 0.0, True)
+    assert channel.receipt(0.0) == Head(GAP, CHANNEL, 0)
 
 
 def test_a_receipt_waits_for_more_messages_to_speak_of() -> None:
@@ -242,10 +270,10 @@ class AChannel(RuleBasedStateMachine):
         """So many messages, the last of all, are cut behind a receipt for those before them."""
         self.num_lost_last = num_lost_last
 
-    @rule()
-    def send(self) -> None:
+    @rule(is_periodic=st.booleans())
+    def send(self, is_periodic: bool) -> None:
         content = [str(self.num_sent).encode()]
-        head = self.sender.send(content, self.now_s)
+        head = self.sender.send(content, self.now_s, is_periodic)
         if head is not None:
             self.forth.append((head, content))
             self.num_sent += 1
@@ -257,7 +285,7 @@ class AChannel(RuleBasedStateMachine):
             head, content = self.forth.pop(0)
             if head.kind == PROBE:
                 self.receiver.on_probe(head.number, self.now_s)
-            elif self.receiver.on_message(head.number, self.now_s):
+            elif self.receiver.on_message(head.number, self.now_s, head.kind == PERIODIC):
                 self.received.append(int(bytes(content[0])))
         self.confirm()
 
@@ -276,11 +304,11 @@ class AChannel(RuleBasedStateMachine):
     def cut_after_a_receipt(self, num_lost: int) -> None:
         """The sender knows that it was heard, and no message is on its way that would show the
         loss."""
-        self.send()
+        self.send(is_periodic=False)
         while self.forth:
             self.arrive(5)
         for _ in range(num_lost):
-            self.send()
+            self.send(is_periodic=False)
         # What was lost before has the sender asked first.
         for _ in range(3):
             self.time_passes()

@@ -673,3 +673,6 @@ WireMessage = (
     | Membership
     | StreamMessage
 )
+
+PERIODIC_MESSAGES = (LoadReport, SetDestination, Heartbeat, HeartbeatAnswer, ClusterStats)
+"""Those that another one of their kind follows by itself, sooner or later."""

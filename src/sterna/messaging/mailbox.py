@@ -30,7 +30,7 @@ import zmq.utils.z85
 from sterna.config import MailboxKeys
 from sterna.errors import UNREADABLE
 from sterna.log_throttle import FILES_ADVICE, LogThrottle
-from sterna.messages.actors import MAX_FRAME_BYTES, WireMessage
+from sterna.messages.actors import MAX_FRAME_BYTES, PERIODIC_MESSAGES, WireMessage
 from sterna.messaging.framing import PART_BYTES, cut, join
 from sterna.messaging.inbox import BURST, Inbox
 from sterna.messaging.mailbox_core import MailboxCore
@@ -39,6 +39,7 @@ from sterna.messaging.reliable_channel import (
     HEAD_BYTES,
     IN_PARTS,
     MESSAGE,
+    PERIODIC,
     PROBE,
     Head,
 )
@@ -53,7 +54,7 @@ SEND_QUEUE_BYTES = 2 << 30
 
 ADDRESS = re.compile(r"tcp://[^/\s]+:[0-9]{1,5}")
 
-TICK_S = 0.2
+TICK_S = 0.1
 """Time between two looks at the deadlines of probes and receipts."""
 
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 3000, 4000
@@ -132,7 +133,7 @@ class Mailbox:
             logger.error("message dropped, too large peer=%s type=%s", address, type(message))
             return False
         content = [encoded, *map(bytes, frames)]
-        if not self._core.send(address, content, _now_s()):
+        if not self._core.send(address, content, _now_s(), isinstance(message, PERIODIC_MESSAGES)):
             self._num_dropped += 1
             if self._throttle.is_due():
                 logger.error(
@@ -157,7 +158,7 @@ class Mailbox:
             head = Head.decode(first)
             if self._ticking is None:
                 self._tick_later()
-            if head.kind in (MESSAGE, IN_PARTS):
+            if head.kind in (MESSAGE, PERIODIC, IN_PARTS):
                 if self._core.on_message(head, _now_s()):
                     encoded: Payload = memoryview(first)[HEAD_BYTES:]
                     if head.kind == IN_PARTS:

@@ -11,7 +11,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Protocol
 
-from sterna.messaging.reliable_channel import Head, ReceivingEnd, SendingEnd
+from sterna.messaging.reliable_channel import PERIODIC, Head, ReceivingEnd, SendingEnd
 
 MAX_ORIGINS = 100_000
 """Senders of which the next message number is remembered; the one that has been silent for longest
@@ -101,10 +101,12 @@ class MailboxCore:
 
     # ------------------------------------------------------------------------------ sending
 
-    def send(self, address: str, content: Sequence[bytes], now_s: float) -> bool:
+    def send(
+        self, address: str, content: Sequence[bytes], now_s: float, is_periodic: bool = False
+    ) -> bool:
         """Number the message and send it; returns False when too much is kept for this address."""
         outbox = self._outboxes.get(address) or self._open(address)
-        head = outbox.channel.send(content, now_s)
+        head = outbox.channel.send(content, now_s, is_periodic)
         if head is None:
             return False
         if outbox.is_connected:
@@ -136,7 +138,7 @@ class MailboxCore:
         other one must be dropped."""
         origin = self._origins.get(head.channel) or self._origin(head.channel)
         channel = origin.channel
-        is_next = channel.on_message(head.number, now_s)
+        is_next = channel.on_message(head.number, now_s, head.kind == PERIODIC)
         due_s = channel.next_deadline_s
         if due_s is not None and due_s <= now_s:
             self._confirm(origin, now_s)

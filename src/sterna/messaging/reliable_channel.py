@@ -13,6 +13,10 @@ to another, are numbered, and kept until the other side confirms them:
   lacks some of them notices it. A slow receiver gets a probe from time to time, and no message
   twice.
 
+A message that is **periodic** is followed by another one of its kind by itself, which shows that it
+was lost. Its receipt and its probe have time: with a thousand senders nearly each of their load
+reports would have a receipt of its own.
+
 This holds as long as both processes live. The supervisor reports deaths.
 """
 
@@ -23,18 +27,21 @@ from typing import NamedTuple
 
 Frames = Sequence[bytes]
 
-RECEIPT_AFTER_S = 0.5
+RECEIPT_AFTER_S = 0.1
 """Time that a receipt waits for more messages to confirm."""
 
 RECEIPT_AFTER_MESSAGES = 256
 """Messages after which a receipt is sent at once."""
 
-PROBE_AFTER_S = 1.0
+PROBE_AFTER_S = 0.3
 """Time without a receipt after which the sender sends a probe."""
 
-MESSAGE, PROBE, RECEIPT, GAP, IN_PARTS = range(5)
+PERIODIC_RECEIPT_AFTER_S, PERIODIC_PROBE_AFTER_S = 0.8, 1.2
+"""The same for periodic messages."""
+
+MESSAGE, PROBE, RECEIPT, GAP, IN_PARTS, PERIODIC = range(6)
 """Kinds of heads. A gap is a receipt that asks for everything from its number on; IN_PARTS marks a
-message that was divided (`framing`)."""
+message that was divided (`framing`), PERIODIC one whose receipt has time."""
 
 CHANNEL_BYTES = 16
 _HEAD = struct.Struct(f">B{CHANNEL_BYTES}sQ")
@@ -67,7 +74,7 @@ class Head(NamedTuple):
         if len(content) < HEAD_BYTES:
             raise ValueError(f"a head has {HEAD_BYTES} bytes, not {len(content)}")
         head = Head._make(_HEAD.unpack_from(content))
-        if head.kind > IN_PARTS:
+        if head.kind > PERIODIC:
             raise ValueError(f"there is no head of kind {head.kind}")
         return head
 
@@ -101,17 +108,19 @@ class SendingEnd:
         """Messages without a receipt."""
         return len(self._kept)
 
-    def send(self, frames: Frames, now_s: float) -> Head | None:
+    def send(self, frames: Frames, now_s: float, is_periodic: bool = False) -> Head | None:
         """Number a message that is to be sent now; None when too many wait for a receipt."""
         num_bytes = sum(map(len, frames))
         has_room = self._num_bytes + num_bytes <= self._capacity_bytes or not self._kept
         if len(self._kept) >= self._capacity or not has_room:
             return None
         self._num_bytes += num_bytes
-        head = Head(MESSAGE, self._channel, self._first + len(self._kept))
+        kind = PERIODIC if is_periodic else MESSAGE
+        head = Head(kind, self._channel, self._first + len(self._kept))
         self._kept.append(frames)
-        if self._probe_due_s is None:
-            self._probe_due_s = now_s + PROBE_AFTER_S
+        due_s = now_s + (PERIODIC_PROBE_AFTER_S if is_periodic else PROBE_AFTER_S)
+        if self._probe_due_s is None or due_s < self._probe_due_s:
+            self._probe_due_s = due_s
         return head
 
     def on_receipt(self, head: Head, now_s: float) -> list[tuple[Head, Frames]]:
@@ -160,14 +169,15 @@ class ReceivingEnd:
         """When `receipt` is due, or None."""
         return self._receipt_due_s
 
-    def on_message(self, number: int, now_s: float) -> bool:
+    def on_message(self, number: int, now_s: float, is_periodic: bool = False) -> bool:
         """Whether this message is the next one; every other one must be dropped."""
         if number == self._expected:
             self._expected += 1
             self._has_asked = False
             self._num_unconfirmed += 1
             is_enough = self._num_unconfirmed >= RECEIPT_AFTER_MESSAGES
-            self._want_receipt(now_s if is_enough else now_s + RECEIPT_AFTER_S)
+            after_s = PERIODIC_RECEIPT_AFTER_S if is_periodic else RECEIPT_AFTER_S
+            self._want_receipt(now_s if is_enough else now_s + after_s)
             return True
         if number < self._expected:
             # The sender does not know yet that it has arrived.

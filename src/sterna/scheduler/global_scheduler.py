@@ -64,9 +64,9 @@ Effect = Dispatch | SetDestination | CopyPrefix | ScaleUp | Terminate
 IN_FLIGHT_LEASE_S = 30.0
 """Time after which a dispatch that no report shows is taken for lost."""
 
-FULL_RATE_INSTANCES = 512
-"""With more instances than these rounds are rarer, as their load reports are: a round decides by
-loads of which most are new."""
+REPORTS_PER_S = 2_560
+"""Load reports a second that a large cluster sends. A round waits until each instance may have sent
+one: the loads by which it decides are new."""
 
 
 class GlobalScheduler:
@@ -326,8 +326,7 @@ class GlobalScheduler:
         return effects + self._scale(now_s)
 
     def _round_interval_s(self) -> float:
-        share = len(self.candidates) / FULL_RATE_INSTANCES
-        return self._policy.round_interval_s * max(1.0, share)
+        return max(self._policy.round_interval_s, len(self.candidates) / REPORTS_PER_S)
 
     def _dispatch_held(
         self,
