@@ -68,7 +68,8 @@ def _options() -> str:
         "",
         WRITTEN,
         "",
-        "`sterna serve` takes every option of `vllm serve`, and those below. In a file for",
+        "`sterna serve` takes the options of `vllm serve` ([but",
+        "these](../operations/run.md#start)), and those below. In a file for",
         "`--config` they have no dashes in front. `sterna COMMAND --help` shows the same, also of",
         "`profile`, which takes the options of `serve` as well, of `bench` and of `reproduce`.",
     ]

@@ -90,8 +90,8 @@ def _paper_tables(rows: Sequence[Row], family: Family) -> list[str]:
     whole = [each for each in _policies(rows) if each not in PARTS]
     return [
         "Against Llumnix with live load reports; a factor above 1 is better. Means over the points "
-        f"and seeds ({NUM_DECIDING_SEEDS} of `sterna`, {NUM_SEEDS} of all others), with 90 % "
-        "intervals over the seeds (Student's t). On traces that no choice but that of "
+        f"and seeds ({NUM_DECIDING_SEEDS} of `sterna` and `llumnix`, {NUM_SEEDS} of others), with "
+        "90 % intervals over the seeds (Student's t). On traces that no choice but that of "
         "`ageing_tokens_per_s` was made on:",
         _factors(rows, whole, METRICS, others),
         folded(
@@ -326,7 +326,7 @@ def _paper_goals(rows: Sequence[Row]) -> list[Goal]:
     for metric in ("ttft_p99_s", "ttft_mean_s", "loss_mean_s"):
         found += _against(
             rows,
-            f"{METRICS[metric]} of those that no choice was made on, likewise",
+            f"{METRICS[metric]} of those where only ageing was chosen, likewise",
             (metric, LLUMNIX, others),
             LLUMNIX_BOUNDS[metric],
         )

@@ -116,7 +116,7 @@ def make_serve_parser() -> tuple[ServeParser, argparse.ArgumentParser]:
     serve_parser.usage = "sterna serve [MODEL] [options]"
     serve_parser.description = (
         "Serve a model on several vLLM instances behind one OpenAI-compatible API. "
-        "Every option of `vllm serve` works; --help=Sterna lists what is added."
+        "The options of `vllm serve` work; --help=Sterna lists what is added."
     )
     serve_parser.set_defaults(
         host="127.0.0.1",
