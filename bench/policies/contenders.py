@@ -92,8 +92,11 @@ VALUES = (
     "sterna:reserves_after_s=120",
     "sterna:balance_after_tokens=0",
     "sterna:backlog_tokens=1000000",
+    "sterna:source_freeness_steps=0",
+    "sterna:concurrency=4",
 )
-"""Sterna's policy with other values of single parameters."""
+"""Sterna's policy with other values of single parameters. From a source of 0 steps requests move
+when its memory is used up, and not before."""
 
 COSTS = (
     "sterna:pair_cost=0",
@@ -136,7 +139,7 @@ def contenders(family: str, tuned: Mapping[str, str], *, has_parts: bool) -> Seq
             bounds = (FREE_MOVES, POOLED, SOLO)
         case _:
             others = ("round-robin", "vllm-dp", *tuned.values())
-            bounds = (FREE_MOVES, POOLED, SOLO)
+            bounds = (TRUE_LENGTHS, FREE_MOVES, POOLED, SOLO)
     if family != "prefixes":
         parts = tuple(each for each in parts if each not in OF_CACHES)
     return list(dict.fromkeys((LLUMNIX, STERNA, *others, *parts, *bounds)))

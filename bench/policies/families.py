@@ -87,10 +87,15 @@ def _clusters() -> Family:
     """The middle rate of one of the paper's traces, M-M, for each instance, on other clusters."""
 
     def point(
-        name: str, rate: float, num_requests: int, *more: str, has_parts: bool = False
+        name: str,
+        rate: float,
+        num_requests: int,
+        *more: str,
+        chooses: bool = False,
+        has_parts: bool = False,
     ) -> Point:
         workload = ("--trace", "M-M", "--rate", f"{rate:g}", "--requests", str(num_requests))
-        return Point(name, (*workload, *_serving_options(), *more), has_parts=has_parts)
+        return Point(name, (*workload, *_serving_options(), *more), chooses, has_parts)
 
     scaling = [
         point(
@@ -104,13 +109,14 @@ def _clusters() -> Family:
         "clusters",
         "Other clusters",
         (
-            point("4 instances", 1.9, 4_000, "--instances", "4", has_parts=True),
+            point("4 instances", 1.9, 4_000, "--instances", "4", chooses=True, has_parts=True),
             point("64 instances", 30.4, 20_000, "--instances", "64"),
             point("chunked prefill", 7.6, 10_000, "--engine-mode", "chunked"),
+            point("loads as of the last step's begin", 7.6, 10_000, "--report", "step"),
             point(
                 "a tenth of high priority", 7.6, 10_000, "--high-fraction", "0.1", has_parts=True
             ),
-            point(OVERLOADED, 11.7, 5_000, has_parts=True),
+            point(OVERLOADED, 11.7, 5_000, chooses=True, has_parts=True),
             *scaling,
         ),
     )
@@ -199,6 +205,7 @@ REASONING = Family(
                 _options(
                     H100, 16, "reasoning", "--rate", f"{rate:g}", "--requests", "2000", caches=False
                 ),
+                chooses=rate == REASONING_RATE,
                 has_parts=rate == REASONING_RATE,
             )
             for rate in REASONING_RATES

@@ -37,6 +37,7 @@ from bench.policies.families import (
     SCALING_STEPS,
     SESSIONS,
     Family,
+    Point,
     reasoning_point,
     scaling_point,
 )
@@ -113,23 +114,25 @@ def _cluster_tables(rows: Sequence[Row], family: Family) -> list[str]:
         policies = {row["policy"] for row in rows if row["point"] == point.name}
         if not policies:
             continue
-        parts += [folded(point.name, _absolute(rows, point.name))]
+        parts += [folded(_title(point), _absolute(rows, point.name))]
         if point.has_parts and not policies.isdisjoint(PARTS):
             parts += [_parts_table(rows, [point.name], f"{point.name}: its parts, one at a time")]
     return parts
 
 
+def _title(point: Point) -> str:
+    note = " (parameters were chosen on it, with other seeds)" if point.chooses else ""
+    return f"{point.name}{note}"
+
+
 def _prefix_tables(rows: Sequence[Row], family: Family) -> list[str]:
-    parts = []
-    for point in family.points:
-        note = " (parameters were chosen on it, with other seeds)" if point.chooses else ""
-        parts += [folded(f"{point.name}{note}", _absolute(rows, point.name))]
+    parts = [folded(_title(point), _absolute(rows, point.name)) for point in family.points]
     names = [each.name for each in family.points if each.has_parts]
     return [*parts, _parts_table(rows, names)]
 
 
 def _reasoning_tables(rows: Sequence[Row], family: Family) -> list[str]:
-    parts = [folded(point.name, _absolute(rows, point.name)) for point in family.points]
+    parts = [folded(_title(point), _absolute(rows, point.name)) for point in family.points]
     return [*parts, _parts_table(rows, [each.name for each in family.points if each.has_parts])]
 
 
@@ -518,7 +521,7 @@ def _reasoning_goals(rows: Sequence[Row]) -> list[Goal]:
             f"{point}: TPOT P99 against `{other}`",
             ("tpot_p99_s", other, [point]),
             2.0,
-            (POOLED, SOLO),
+            (TRUE_LENGTHS, POOLED, SOLO),
         )
         found += _rate_goals(rows, point, other)
     # The other way round: how many times as long as the bound's.

@@ -24,7 +24,7 @@ from fault_simulation.virtual.settings import SEND_QUEUE_BYTES, WIDE, Queues
 from fault_simulation.virtual.timeline import Action, Process, Timeline, Violation
 from sterna.messages.actors import MigrationMessage, OwnerQuery, OwnerReply, WireMessage
 from sterna.messaging.mailbox_core import Connections, MailboxCore
-from sterna.messaging.reliable_channel import CHANNEL_BYTES, MESSAGE, Head
+from sterna.messaging.reliable_channel import CHANNEL_BYTES, MESSAGE, PERIODIC, Head
 
 
 @dataclass(slots=True)
@@ -285,7 +285,8 @@ class Network:
 
     def _lose(self, link: Link, head: Head) -> None:
         self._trouble_s[link] = max(self._trouble_s.get(link, 0.0), self.timeline.now_s)
-        self.counts["lost: message" if head.kind == MESSAGE else "lost: probe or receipt"] += 1
+        is_message = head.kind in (MESSAGE, PERIODIC)
+        self.counts["lost: message" if is_message else "lost: probe or receipt"] += 1
 
     # ------------------------------------------------------------------------------ promises
 

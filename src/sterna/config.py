@@ -223,7 +223,8 @@ class PolicyConfig:
         has_priorities: whether priorities give headroom and order; otherwise all count as normal.
         source_freeness_steps: an instance below this freeness is a migration source.
         destination_freeness_steps: an instance above it is a migration destination.
-        round_interval_s: time between two pairing rounds, at least 0.2 s for each 512 instances.
+        round_interval_s: time between two pairing rounds, and at least a second for each 2,560
+            instances.
         num_concurrent_migrations: migrations that one instance takes part in at once, a side.
         target_load_tokens: for each execution priority with a headroom, the real load that
             keeps the ideal decode speed (1,600 for LLaMA-7B on A10, Section 6.4); the headroom

@@ -10,7 +10,7 @@ from bench.simulation.sim_planted import MAX_SEEDS_A_MISTAKE
 from fault_simulation.planted import MISTAKES, Mistake
 from fault_simulation.run import run_seed
 
-NUM_SEEDS_QUICK = 120
+NUM_SEEDS_QUICK = 200
 
 QUICK = {
     "source blocks freed before the last stage was sent": "is wrong",
@@ -40,7 +40,7 @@ QUICK = {
     "the source finds a stage's columns by its present length": "wrong KV in group",
     "the last stage sends the blocks of its plan": "is wrong",
     "a stage is written after its reservation was freed": "is wrong",
-    "the destination does not know the length at the plan": "wrong KV in group",
+    "the destination does not know the length at the plan": "is wrong",
     "a new scheduler does not get the whole prefix cache": "knows the prefix caches of",
     "evictions from the prefix cache are not reported": "too many",
     "adopted blocks in the prefix cache are not reported": "lacks",

@@ -360,6 +360,18 @@ def test_vllms_data_parallelism_shuns_queues_where_memory_is_short() -> None:
     assert choose(new_request(), [full, emptier], VLLM_DP) == "i0"
 
 
+def test_vllms_data_parallelism_counts_what_queues_on_a_full_rank_four_times() -> None:
+    """By hand: one request that runs and 20 that queue count 1 + 20 + 6 * 20 * 0.5 = 81."""
+
+    def with_queue(instance_id: str, used_tokens: int, num_running: int) -> Candidate:
+        name = InstanceId(instance_id)
+        return Candidate(InstanceLoad(name, 1, 1_000, used_tokens, 0, 0, num_running, 20))
+
+    full = with_queue("i0", 1_000, 1)
+    assert choose(new_request(), [full, with_queue("i1", 500, 60)], VLLM_DP) == "i1"
+    assert choose(new_request(), [full, with_queue("i1", 500, 62)], VLLM_DP) == "i0"
+
+
 def test_ties_of_vllms_data_parallelism_go_round() -> None:
     candidates = with_requests(2, 2, 2)
     found = []

@@ -163,6 +163,14 @@ def test_the_production_stack_weighs_the_match_against_the_relative_load() -> No
     candidates = instance("a", num_running=9), instance("b", num_running=3)
     assert chosen(prompt(1_000, a=1_000), ProductionStack(0.99), *candidates) == "a"
     assert chosen(prompt(1_000, a=1_000), ProductionStack(1.01), *candidates) == "b"
+
+
+def test_by_default_the_production_stack_weighs_both_alike() -> None:
+    """By hand: 5/11 more and less than the mean are less than the whole prompt, 7/13 are more."""
+    whole, default = prompt(1_000, a=1_000), ProductionStack()
+    few, many = instance("a", num_running=8), instance("a", num_running=10)
+    assert chosen(whole, default, few, instance("b", num_running=3)) == "a"
+    assert chosen(whole, default, many, instance("b", num_running=3)) == "b"
     assert chosen(prompt(1_000, b=10), ProductionStack(), instance("a"), instance("b")) == "b"
 
 

@@ -674,5 +674,13 @@ WireMessage = (
     | StreamMessage
 )
 
-PERIODIC_MESSAGES = (LoadReport, SetDestination, Heartbeat, HeartbeatAnswer, ClusterStats)
-"""Those that another one of their kind follows by itself, sooner or later."""
+PERIODIC_MESSAGES = (
+    LoadReport,
+    CacheReport,
+    SetDestination,
+    Heartbeat,
+    HeartbeatAnswer,
+    ClusterStats,
+)
+"""Those that another one of these follows within a second or so, but for two that are told once and
+can wait: that an instance has no destination any longer, and the first answer to a heartbeat."""

@@ -65,8 +65,8 @@ IN_FLIGHT_LEASE_S = 30.0
 """Time after which a dispatch that no report shows is taken for lost."""
 
 REPORTS_PER_S = 2_560
-"""Load reports a second that a large cluster sends. A round waits until each instance may have sent
-one: the loads by which it decides are new."""
+"""Load reports a second that a large cluster sends (`llumlet.FULL_RATE_INSTANCES`, each at the
+default interval). The time between two rounds is at least that in which each instance sends one."""
 
 
 class GlobalScheduler:

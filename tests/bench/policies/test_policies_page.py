@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bench.common.pages import END, begin_mark
-from bench.common.results_io import ROOT
+from bench.common.results_io import ROOT, read
 from bench.policies import report, search
 from bench.policies.__main__ import COMMAND, PAGE
 from bench.policies.bounds import pooled, with_true_lengths
@@ -31,6 +31,7 @@ from bench.policies.plots import draw
 from bench.policies.runs import jobs, rows_of
 from sterna.config import Soonest
 from sterna.metrics.records import Records
+from sterna.policy.presets import preset
 from tests.policy.builders import instance, running
 
 TUNED = {"dynamo": "dynamo:prefill_scale=4", "sterna": "sterna:horizon_steps=32"}
@@ -54,6 +55,13 @@ def rows(family: str, **of_sterna: float) -> list[dict[str, Any]]:
         for policy in contenders(family, TUNED, has_parts=point.has_parts)
         for seed in (1, 2)
     ]
+
+
+@pytest.mark.parametrize("rule", ["llm-d", "dynamo", "sglang"])
+def test_the_tuned_policies_have_what_the_search_chose(rule: str) -> None:
+    variant = search.tuned(read("policies_search")["rows"])[rule]
+    (job,) = jobs(PREFIXES.points[0], [variant], [1])
+    assert job.config.policy.dispatch == preset(f"{rule}-tuned").dispatch
 
 
 def test_the_goals_are_judged_by_the_factors() -> None:
