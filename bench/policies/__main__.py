@@ -16,6 +16,7 @@ from bench.common.tables import Row
 from bench.policies import report
 from bench.policies.contenders import LLUMNIX, STERNA, contenders
 from bench.policies.families import FAMILIES, NUM_DECIDING_SEEDS, NUM_SEEDS, PREFIXES, decides
+from bench.policies.goals import goals
 from bench.policies.plots import draw
 from bench.policies.runs import rows_of
 from bench.policies.search import SEEDS as SEARCH_SEEDS
@@ -87,10 +88,10 @@ def _compare(args: argparse.Namespace, console: Console) -> None:
             rows += [{**row, "commit": commit} for row in found]
             rows.sort(key=_place)
             if not args.quick:
-                goals = [asdict(each) for each in report.goals(rows)]
+                found_goals = [asdict(each) for each in goals(rows)]
                 config = {"seeds": args.seeds, "deciding_seeds": args.deciding_seeds}
-                write(NAME, config, rows, args.results, summary=goals)
-    for goal in report.goals(rows):
+                write(NAME, config, rows, args.results, summary=found_goals)
+    for goal in goals(rows):
         console.print(f"{goal.name}: {goal.found} (goal: {goal.bound})", soft_wrap=True)
     if not args.quick:
         _show(rows, args.results)
@@ -128,8 +129,9 @@ def _tuned(results: Path) -> dict[str, str]:
 
 def _show(rows: Sequence[Row], results: Path) -> None:
     """Draw the plot, and write the page from the results of the repository."""
-    draw(rows, results, NAME)
-    text = report.markdown(rows, [asdict(each) for each in report.goals(rows)])
+    found = goals(rows)
+    draw(rows, found, results, NAME)
+    text = report.markdown(rows, [asdict(each) for each in found])
     if results.resolve() == RESULTS:
         write_marked(PAGE, COMMAND, text)
 

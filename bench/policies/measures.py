@@ -1,5 +1,7 @@
 """The numbers of one run. Pure."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -94,3 +96,8 @@ def by_reuse(records: Records) -> Row:
         for name, those in (("again", again), ("local", local))
         if those.any()
     }
+
+
+def policies_of(rows: Sequence[Row]) -> list[str]:
+    """The policies and bounds that have rows, in their order."""
+    return list(dict.fromkeys(row["policy"] for row in rows))

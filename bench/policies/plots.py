@@ -25,6 +25,7 @@ from bench.policies.families import (
     REASONING_RATES,
     reasoning_point,
 )
+from bench.policies.goals import PolicyGoal
 from bench.policies.measures import METRICS
 
 NUM_COLUMNS = 3
@@ -39,8 +40,16 @@ TRADE_OFFS = {
 """Of the families with a plot of two latencies, these."""
 
 
-def draw(rows: Sequence[Row], folder: Path, name: str) -> None:
-    """Draw a plot for each family that has one and rows: `name` with the family's."""
+GOAL_LETTERS = 80
+"""Of a goal's name in the plot."""
+
+
+def draw(rows: Sequence[Row], goals: Sequence[PolicyGoal], folder: Path, name: str) -> None:
+    """Draw a plot for each family that has one and rows: `name` with the family's. One more has the
+    goals that are not reached."""
+    missed = [each for each in goals if each.is_reached is not True and each.shares]
+    if missed:
+        _draw_goals(missed, folder / f"{name}_goals.png")
     for family, metrics in TRADE_OFFS.items():
         of_family = _of(rows, family)
         if of_family:
@@ -90,6 +99,36 @@ def _draw_trade_offs(
         for index in range(len(points), num_rows * NUM_COLUMNS):
             axes[index // NUM_COLUMNS][index % NUM_COLUMNS].set_axis_off()
         _add_legend(axes)
+
+
+def _draw_goals(goals: Sequence[PolicyGoal], path: Path) -> None:
+    """How much of each goal Sterna's policy has, and the references in its place."""
+    names = list(dict.fromkeys(name for each in goals for name in each.shares))
+    with figure(path, 1, 1, (10.5, 0.6 + 0.27 * len(goals))) as axes:
+        axis = axes[0][0]
+        for name in names:
+            known = [(y, each.shares[name]) for y, each in enumerate(goals) if name in each.shares]
+            style = _style(name, names)
+            of_goals = [shares[0] for _, shares in known]
+            axis.scatter(of_goals, [y for y, _ in known], label=name, **style)
+            if name == STERNA:
+                for y, (_, *bounds) in known:
+                    axis.plot(bounds, [y] * len(bounds), color=style["color"])
+        axis.axvline(1.0, color="gray", linewidth=1)
+        axis.set_xscale("log")
+        axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=12))
+        axis.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axis.xaxis.set_minor_locator(NullLocator())
+        axis.set_yticks(range(len(goals)), [_short(each.name) for each in goals], fontsize=7)
+        axis.invert_yaxis()
+        axis.set_xlabel("share of the goal, which is 1", fontsize=8)
+        axis.tick_params(axis="x", labelsize=7)
+        axis.grid(alpha=0.3)
+        _add_legend(axes)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= GOAL_LETTERS else f"{name[:GOAL_LETTERS]}..."
 
 
 def _draw_rates(rows: Sequence[Row], path: Path) -> None:

@@ -25,7 +25,8 @@ from bench.policies.contenders import (
     combinations,
     contenders,
 )
-from bench.policies.families import FAMILIES, PREFIXES, REASONING
+from bench.policies.families import FAMILIES, PREFIXES, REASONING, reasoning_point
+from bench.policies.goals import goals, rate_at
 from bench.policies.measures import METRICS, THIRD_METRICS, by_reuse
 from bench.policies.plots import draw
 from bench.policies.runs import jobs, rows_of
@@ -64,8 +65,20 @@ def test_the_tuned_policies_have_what_the_search_chose(rule: str) -> None:
     assert job.config.policy.dispatch == preset(f"{rule}-tuned").dispatch
 
 
+def test_a_goal_has_the_shares_of_the_policy_and_of_references() -> None:
+    """By hand: where all values are 1, factors are 1 and the goals 3 and 1.1 (at most)."""
+    of_paper = {each.name: each for each in goals(rows("paper"))}
+    shares = of_paper["TTFT P99 of the paper's traces against Llumnix's"].shares
+    assert shares.keys() == {STERNA, "true lengths", "each alone"}
+    assert all(each == pytest.approx([1 / 3] * 3, rel=1e-4) for each in shares.values())
+    of_prefixes = [each for each in goals(rows("prefixes")) if "begin as earlier ones" in each.name]
+    shares = of_prefixes[0].shares
+    assert shares.keys() == {STERNA, AHEAD, "free moves"}
+    assert all(each == pytest.approx([1.1] * 3, rel=1e-4) for each in shares.values())
+
+
 def test_the_goals_are_judged_by_the_factors() -> None:
-    found = {each.name: each for each in report.goals(rows("paper", ttft_mean_s=0.4))}
+    found = {each.name: each for each in goals(rows("paper", ttft_mean_s=0.4))}
     mean = found["TTFT mean of the paper's traces against Llumnix's"]
     assert (mean.found, mean.is_reached) == ("2.50 [2.50, 2.50] times better", True)
     assert not found["TTFT P99 of the paper's traces against Llumnix's"].is_reached
@@ -77,7 +90,7 @@ def test_further_seeds_of_two_policies_decide_goals_and_are_in_no_table_of_all()
     decided = [each for each in further if each["policy"] in (STERNA, "llumnix")]
     (goal,) = [
         each
-        for each in report.goals([*known, *decided])
+        for each in goals([*known, *decided])
         if each.name == "4 instances: TTFT mean against Llumnix's"
     ]
     assert goal.found.startswith("1.00 [1.00, 1.00]")
@@ -87,20 +100,20 @@ def test_further_seeds_of_two_policies_decide_goals_and_are_in_no_table_of_all()
 
 
 def test_a_trace_with_prefixes_needs_both_latencies_at_once() -> None:
-    slow = {each.name: each for each in report.goals(rows("prefixes", tpot_mean_s=1.2))}
+    slow = {each.name: each for each in goals(rows("prefixes", tpot_mean_s=1.2))}
     both = "against `dynamo:prefill_scale=4`, and TPOT mean against round robin"
     assert not slow[f"agents: TTFT mean {both}"].is_reached
-    even = {each.name: each for each in report.goals(rows("prefixes"))}
+    even = {each.name: each for each in goals(rows("prefixes"))}
     assert even[f"agents: TTFT mean {both}"].is_reached
 
 
 def test_next_turns_are_compared_with_those_that_found_their_prefix() -> None:
-    found = {each.name: each for each in report.goals(rows("prefixes", again_ttft_p99_s=2.3))}
+    found = {each.name: each for each in goals(rows("prefixes", again_ttft_p99_s=2.3))}
     of_turns = [each for name, each in found.items() if "begin as earlier ones" in name]
     assert [(each.found, each.is_reached) for each in of_turns] == 3 * [
         (f"2.30 [2.30, 2.30] (*`{AHEAD}`*: 1.00; *free moves*: 1.00)", False)
     ]
-    even = [each for each in report.goals(rows("prefixes")) if "begin as earlier ones" in each.name]
+    even = [each for each in goals(rows("prefixes")) if "begin as earlier ones" in each.name]
     assert [each.is_reached for each in even] == [True, True, True]
 
 
@@ -111,7 +124,7 @@ def test_variants_of_sternas_own_are_no_rules_of_others() -> None:
             row |= {"ttft_p99_s": 0.1, "prefix_reuse": 2.0}
     (goal,) = [
         each
-        for each in report.goals(of_family)
+        for each in goals(of_family)
         if each.name.startswith("agents: TTFT P99 against the best other one")
     ]
     assert goal.found.startswith("1.00 [1.00, 1.00]")
@@ -123,7 +136,7 @@ def test_copies_ahead_may_cost_few_tokens() -> None:
     for row in of_family:
         if row["policy"] == AHEAD:
             row["output_tokens_per_s"] = 97.0 if row["point"] == "agents" else 99.0
-    found = [each for each in report.goals(of_family) if "copies ahead" in each.name]
+    found = [each for each in goals(of_family) if "copies ahead" in each.name]
     assert [(each.found, each.is_reached) for each in found] == [
         ("0.97 [0.97, 0.97]", False),
         ("0.99 [0.99, 0.99]", True),
@@ -166,14 +179,14 @@ def test_fewer_instances_count_only_where_first_tokens_come_as_soon() -> None:
         for row in of_family:
             if row["policy"] == STERNA and "320" in row["point"]:
                 row |= {"instances_avg": 0.5, "ttft_p99_s": p99_s}
-        return {each.name: each.found for each in report.goals(of_family)}[name]
+        return {each.name: each.found for each in goals(of_family)}[name]
 
     assert goal(1.1) == "1.00 [1.00, 1.00] (*true lengths*: 1.00)"
     assert goal(1.0) == "0.50 [0.50, 0.50]"
 
 
 def test_the_makespan_is_judged_by_the_bound() -> None:
-    found = {each.name: each for each in report.goals(rows("reasoning", makespan_s=1.25))}
+    found = {each.name: each for each in goals(rows("reasoning", makespan_s=1.25))}
     goal = found["512 rollouts at once: makespan over the bound's"]
     assert (goal.found, goal.is_reached) == ("1.25 [1.25, 1.25]", False)
 
@@ -189,8 +202,9 @@ def test_the_page_has_every_policy_and_every_point(family: str, tmp_path: Path) 
     if family != "paper":
         for point in FAMILIES[family].points:
             assert f"<summary>{point.name}" in text
-    draw(of_family, tmp_path, "plot")
-    assert [each.name for each in tmp_path.iterdir()] == [f"plot_{family}.png"]
+    draw(of_family, goals(of_family), tmp_path, "plot")
+    names = {each.name for each in tmp_path.iterdir()}
+    assert names == {f"plot_{family}.png", "plot_goals.png"}
     assert all(each.stat().st_size > 1_000 for each in tmp_path.iterdir())
 
 
@@ -248,11 +262,11 @@ def test_each_request_alone_has_the_latencies_of_its_steps() -> None:
 def test_a_rate_lies_between_those_that_have_run() -> None:
     """By hand: 30 ms are two thirds of the way from 20 ms at 3/s to 35 ms at 3.5/s."""
     of_rates = [
-        {"policy": "sterna", "point": report.reasoning_point(rate), "seed": 1, "tpot_p90_s": tpot_s}
+        {"policy": "sterna", "point": reasoning_point(rate), "seed": 1, "tpot_p90_s": tpot_s}
         for rate, tpot_s in ((2.5, 0.018), (3, 0.020), (3.5, 0.035))
     ]
-    assert report.rate_at(of_rates, "sterna", 0.030) == pytest.approx(3 + 1 / 3)
-    assert report.rate_at(of_rates, "sterna", 0.040) is None
+    assert rate_at(of_rates, "sterna", 0.030) == pytest.approx(3 + 1 / 3)
+    assert rate_at(of_rates, "sterna", 0.040) is None
 
 
 def test_the_search_takes_the_best_variant_over_all_points_of_choice(
