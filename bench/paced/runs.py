@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from bench.common.tables import Row, rounded, statistic
 from bench.paced.cases import Case
@@ -60,17 +61,18 @@ def paced_row(case: Case, job: Job, model: Path, hardware: Path, log: Path, note
     options = case.serve_options(model, hardware, job.policy)
     with started(options, log) as server:
         server.warm_up(case.instances)
-        before = _prefix_hits(server)
+        before = _of_engines(server)
         what = f"{case.name}, {job.policy}"
         done = server.measure(build_trace(job.workload), what, seed=job.workload.seed)
-        after = _prefix_hits(server)
+        of_engines = _of_engines(server).since(before)
     notes.say_outcome(done)
     num_steps, num_late, late_s = late_steps(log.read_text("utf-8", "replace").splitlines())
-    asked = after[0] - before[0]
+    metrics = _metrics(done.run.summary())
     return {
         **_labels(case, job, PACED),
-        **_metrics(done.run.summary()),
-        "prefix_hits": rounded((after[1] - before[1]) / asked) if asked else None,
+        **metrics,
+        "prefix_hits": of_engines.hits,
+        "outside_engines_s": of_engines.outside_s(metrics["ttft_mean_s"]),
         "failed": _num_failed(done),
         "foreign_cores": done.foreign_cores,
         "steps": num_steps,
@@ -120,18 +122,52 @@ def _num_failed(done: Measured) -> int:
     return summary.num_requests - summary.num_completed
 
 
-def _prefix_hits(server: Server) -> tuple[float, float]:
-    """Tokens of prompts so far, and those that prefix caches had, by vLLM's own metrics."""
+class _OfEngines(NamedTuple):
+    """What vLLM's own metrics have counted so far, of all requests: tokens of prompts, those of
+    them that prefix caches had, requests that have ended, and the seconds that these waited in
+    engines, and until their first token from there on."""
+
+    prompt_tokens: float = 0.0
+    cached_tokens: float = 0.0
+    requests: float = 0.0
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+
+    def since(self, earlier: "_OfEngines") -> "_OfEngines":
+        return _OfEngines(*(now - before for now, before in zip(self, earlier, strict=True)))
+
+    @property
+    def hits(self) -> float | None:
+        """The share of prompts that prefix caches had."""
+        return rounded(self.cached_tokens / self.prompt_tokens) if self.prompt_tokens else None
+
+    def outside_s(self, ttft_mean_s: float | None) -> float | None:
+        """The part of the mean time to the first token that was spent outside of engines."""
+        if ttft_mean_s is None or not self.requests:
+            return None
+        return rounded(ttft_mean_s - (self.queue_s + self.prefill_s) / self.requests)
+
+
+_COUNTED = (
+    "vllm:prompt_tokens_total",
+    "vllm:prompt_tokens_cached_total",
+    "vllm:request_queue_time_seconds_count",
+    "vllm:request_queue_time_seconds_sum",
+    "vllm:request_prefill_time_seconds_sum",
+)
+"""The metrics, in the order of `_OfEngines`."""
+
+
+def _of_engines(server: Server) -> _OfEngines:
     import urllib.request
 
     from prometheus_client.parser import text_string_to_metric_families
 
     with urllib.request.urlopen(f"{server.target.url}/metrics", timeout=30.0) as answer:
         text = answer.read().decode()
-    sums = {"vllm:prompt_tokens_total": 0.0, "vllm:prompt_tokens_cached_total": 0.0}
+    sums = dict.fromkeys(_COUNTED, 0.0)
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if sample.name in sums:
                 sums[sample.name] += sample.value
-    num_tokens, num_cached = sums.values()
-    return num_tokens, num_cached
+    return _OfEngines(*sums.values())
