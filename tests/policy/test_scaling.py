@@ -88,6 +88,22 @@ def test_a_slow_supervisor_is_not_asked_for_the_same_instance_again() -> None:
     assert [now_s for now_s, _ in decisions(history, held_since_s=-5.0)] == pytest.approx([0, 10])
 
 
+def test_a_request_that_waits_has_another_instance_once_the_one_for_it_is_up() -> None:
+    """An instance that starts at once is never seen as starting."""
+    more = [*EASY, candidate(evenly_loaded("i2", 8_000, 8))]
+    history = [(0.0, EASY), (0.2, more), (0.4, more)]
+    assert decisions(history, held_since_s=-5.0) == [(0.0, ScaleUp(1)), (0.2, ScaleUp(1))]
+
+
+def test_the_end_of_an_instance_does_not_keep_waiting_requests_from_another_one() -> None:
+    state, ended = decide(
+        ScalingState(scale_down_at_s=0.0), SLACK, CONFIG, num_starting=0, now_s=1.0
+    )
+    assert isinstance(ended, Terminate)
+    _, begun = decide(state, EASY, CONFIG, num_starting=0, now_s=1.2, held_since_s=-5.0)
+    assert begun == ScaleUp(1)
+
+
 def test_the_average_is_that_of_the_normal_prioritys_freeness() -> None:
     """Section 4.4.3: scaling follows "the averages freeness for the normal priority across
     instances". By hand: (12,672 - 672) / 2 = 6,000 without the headroom, and 584: 3,292."""

@@ -44,6 +44,7 @@ class ScalingState:
         no_end_before_s: no instance is terminated before this time (`cooldown_s`).
         no_start_before_s: waiting requests have no further instance added before this time, unless
             those that were asked for begin to start: the supervisor may be slow.
+        num_known: instances when these were asked for, those that started included.
         next_look_at_s: time of the next decision if the average need not last for a period
             (`is_sustained`); None before the first one.
     """
@@ -52,6 +53,7 @@ class ScalingState:
     scale_down_at_s: float | None = None
     no_end_before_s: float = -math.inf
     no_start_before_s: float = -math.inf
+    num_known: int = 0
     next_look_at_s: float | None = None
 
 
@@ -133,11 +135,14 @@ def decide(
     if num_starting > num_pending:
         # An instance that comes up is empty, and lifts the average before it gets requests.
         cooled_s = now_s + config.cooldown_s
-    no_start_before_s = -math.inf if num_starting else state.no_start_before_s
-    after = ScalingState(
-        no_end_before_s=now_s + config.cooldown_s, no_start_before_s=now_s + config.period_s
+    num_known = len(every) + num_starting
+    # They may be up before the next round.
+    has_begun = num_starting > 0 or num_known > state.num_known
+    no_start_before_s = -math.inf if has_begun else state.no_start_before_s
+    going_on = ScalingState(
+        no_end_before_s=cooled_s, no_start_before_s=no_start_before_s, num_known=state.num_known
     )
-    going_on = ScalingState(no_end_before_s=cooled_s, no_start_before_s=no_start_before_s)
+    cools_s, asks_s = now_s + config.cooldown_s, now_s + config.period_s
     is_held = held_since_s is not None and now_s >= held_since_s + config.starved_after_s
     is_short = is_held or all(map(_is_full, staying))
     is_starved = is_short and num_starting == 0 and now_s >= no_start_before_s
@@ -146,12 +151,15 @@ def decide(
         num_needed = _num_needed(staying, config, num_starting)
         num_more = min(max(1, num_needed) if is_starved else num_needed, num_room)
         if now_s >= deadline_s and num_more > 0:
-            return after, ScaleUp(num_more)
+            return ScalingState(
+                no_end_before_s=cools_s, no_start_before_s=asks_s, num_known=num_known
+            ), ScaleUp(num_more)
         return replace(going_on, scale_up_at_s=deadline_s), None
     if average > config.high_freeness_steps:
         deadline_s = _deadline(state.scale_down_at_s, config, now_s)
         # A request that needs a whole instance may wait beside much freeness.
         if now_s >= max(deadline_s, cooled_s) and can_shrink and not is_short:
+            after = replace(going_on, no_end_before_s=cools_s)
             return after, Terminate(_to_terminate(staying, config))
         return replace(going_on, scale_down_at_s=deadline_s), None
     return going_on, None
