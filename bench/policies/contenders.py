@@ -139,7 +139,10 @@ def contenders(family: str, tuned: Mapping[str, str], *, has_parts: bool) -> Seq
             bounds = (FREE_MOVES, POOLED, SOLO)
         case _:
             others = ("round-robin", "vllm-dp", *tuned.values())
-            bounds = (TRUE_LENGTHS, FREE_MOVES, POOLED, SOLO)
+            bounds = (FREE_MOVES, POOLED, SOLO)
+            if has_parts:
+                # A run of the oracle takes minutes with outputs as long.
+                bounds = (TRUE_LENGTHS, *bounds)
     if family != "prefixes":
         parts = tuple(each for each in parts if each not in OF_CACHES)
     return list(dict.fromkeys((LLUMNIX, STERNA, *others, *parts, *bounds)))
