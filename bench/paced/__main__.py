@@ -7,8 +7,10 @@ the simulator predicts for the same requests. Steps sleep for the rest of their 
 each row.
 
     sterna bench paced ["M-M, 4 instances" ...] [--rounds 5] [--policies sterna ...] [--continue]
+    sterna bench paced --continue --predict
 
-`bench/results/paced.json` is written after every run; `--continue` goes on with what is missing.
+`bench/results/paced.json` is written after every run; `--continue` goes on with what is missing,
+and with `--predict` only predicts anew what has been measured.
 All runs of a case are of one machine; other cases may be of another one, and stay when they are
 not named.
 """
@@ -43,7 +45,10 @@ QUICK_TOKENS = 256
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, and write the results."""
-    options = _parser().parse_args(argv)
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if options.predicts and not options.is_continued:
+        parser.error("--predict is for results that there are: add --continue")
     return ended(lambda: _run(options))
 
 
@@ -62,10 +67,12 @@ def _page(rows: Sequence[Row]) -> str:
 def _measure(options: argparse.Namespace, rows: list[Row], folder: Path) -> None:
     notes = Notes()
     machine = results_io.machine()
+    commit = results_io.measured_commit()
     cases = [_quick(each) for each in options.cases] if options.quick else options.cases
     if not options.is_continued:
         rows += _others(cases, folder)
-    _check_origin(cases, rows, machine)
+    if not options.predicts:
+        _check_origin(cases, rows, machine)
     logs = LOGS / NAME
     logs.mkdir(parents=True, exist_ok=True)
     model = tiny_model(logs / "model")
@@ -77,7 +84,7 @@ def _measure(options: argparse.Namespace, rows: list[Row], folder: Path) -> None
         for policy in in_turn(options.policies or list(case.policies), seed)
     ]
     for case, policy, seed, hardware in runs:
-        if (case.name, policy, seed, PACED) in known:
+        if options.predicts or (case.name, policy, seed, PACED) in known:
             continue
         notes.say(f"round {seed} of {options.rounds}: {case.name}, {policy}")
         log = logs / f"{case.name}-{policy}-{seed}.log".replace(" ", "")
@@ -87,12 +94,15 @@ def _measure(options: argparse.Namespace, rows: list[Row], folder: Path) -> None
             f"TTFT {row['ttft_mean_s']:.3f} s, TPOT {1000 * row['tpot_mean_s']:.1f} ms,"
             f" {row['late_steps']} of {row['steps']} steps late"
         )
-        rows.append({**row, "commit": results_io.measured_commit(), "machine": machine})
+        rows.append({**row, "commit": commit, "machine": machine})
         _write(options, rows, folder)
+    known = {_place(row) for row in rows}
     # The predictions come last, since they keep a core busy, and are all made anew.
     for case, policy, seed, hardware in runs:
+        if (case.name, policy, seed, PACED) not in known:
+            continue
         notes.say(f"simulated, round {seed} of {options.rounds}: {case.name}, {policy}")
-        predicted = simulated_row(case, job_of(case, hardware, policy, seed))
+        predicted = simulated_row(case, job_of(case, hardware, policy, seed)) | {"commit": commit}
         rows[:] = [*(row for row in rows if _place(row) != _place(predicted)), predicted]
         _write(options, rows, folder)
 
@@ -166,6 +176,12 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         metavar="NAME",
         help=f"default: {' '.join(POLICIES)}; of sessions also {' '.join(TUNED)}",
+    )
+    parser.add_argument(
+        "--predict",
+        dest="predicts",
+        action="store_true",
+        help="with --continue: measure nothing, and predict all runs anew",
     )
     add_round_options(parser, quick="two instances and few requests, as a check")
     return parser

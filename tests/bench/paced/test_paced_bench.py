@@ -10,8 +10,9 @@ import pytest
 from matplotlib import pyplot
 
 from bench.common import results_io
-from bench.common.results_io import ROOT
+from bench.common.results_io import ROOT, read
 from bench.paced import report
+from bench.paced.__main__ import main
 from bench.paced.cases import CASES, POLICIES, Case
 from bench.paced.plot import draw
 from bench.paced.runs import PACED, SIMULATED, job_of, late_steps
@@ -137,6 +138,24 @@ def test_runs_of_a_case_are_continued_as_they_were_begun(
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
     assert message in done.stderr
+
+
+def test_what_has_been_measured_is_predicted_anew(tmp_path: Path) -> None:
+    case = "BurstGPT, 4 instances"
+    whole = read("paced")
+    of_run = {"point": case, "policy": "round-robin", "seed": 2}
+    rows = [each for each in whole["rows"] if of_run.items() <= each.items()]
+    (measured,) = (each for each in rows if each["kind"] == PACED)
+    outdated = {**measured, "kind": SIMULATED, "ttft_mean_s": 7.0}
+    whole["rows"] = [measured, outdated]
+    (tmp_path / "paced.json").write_text(json.dumps(whole))
+    options = [case, "--continue", "--predict", "--results", str(tmp_path)]
+    assert main(options) == 0
+    again = {each["kind"]: each for each in read("paced", tmp_path)["rows"]}
+    assert again[PACED] == measured
+    assert again[SIMULATED].items() >= of_run.items()
+    assert again[SIMULATED]["commit"]
+    assert again[SIMULATED]["ttft_mean_s"] == pytest.approx(measured["ttft_mean_s"], rel=0.2)
 
 
 def test_a_case_that_does_not_exist_is_refused() -> None:
