@@ -203,7 +203,7 @@ async def _begin_only(stream: web.StreamResponse, body: Body) -> None:
 
 def test_the_page_has_every_option_and_no_other() -> None:
     page = (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
-    table = page.split("\n## Options\n")[1].split("\n## ")[0]
+    table = page.split("\n### Options\n")[1].split("\n### ")[0]
     cells = re.findall(r"^\| (`[^|]*) \|", table, re.MULTILINE)
     named = {name for cell in cells for name in re.findall(r"`(--[^`]*)`", cell)}
     options = {name for action in _parser()._actions for name in action.option_strings}
