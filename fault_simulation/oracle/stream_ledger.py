@@ -10,7 +10,7 @@ another front end had given out.
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from fault_simulation.oracle.token_oracle import EMPTY, Ask, Event, decode_event, followed
@@ -126,6 +126,9 @@ class StreamLedger:
         """A front end died, and others have only this rest of its stream."""
         told = self.streams[stream_id]
         if told.loss is None or _size(loss) < _size(told.loss):
+            if told.loss is not None and loss.excuse is Excuse.UNSAID:
+                # A successor that had recorded nothing: what its client had was lost before.
+                loss = replace(loss, excuse=told.loss.excuse)
             told.loss = loss
 
     def on_read_on(self, stream_id: str) -> None:
