@@ -1,5 +1,5 @@
-"""The cases: a workload on a number of paced instances, with the options of the server and those of
-the simulation that predicts it.
+"""Workloads on paced instances, with the options of the server and those of the simulation that
+predicts it.
 
 Real hardware is taken at a multiple of its speed, and so are the rates, for shorter runs.
 """

@@ -123,8 +123,8 @@ def _num_failed(done: Measured) -> int:
 
 
 class _OfEngines(NamedTuple):
-    """What vLLM's own metrics have counted so far, of all requests: tokens of prompts, those of
-    them that prefix caches had, requests that have ended, and the seconds that these waited in
+    """Counts of vLLM's own metrics so far, of all requests: tokens of prompts, those of them that
+    prefix caches had, requests that have ended, and the seconds that these waited in
     engines, and until their first token from there on."""
 
     prompt_tokens: float = 0.0

@@ -112,7 +112,7 @@ def _clusters() -> Family:
             point("4 instances", 1.9, 4_000, "--instances", "4", chooses=True, has_parts=True),
             point("64 instances", 30.4, 20_000, "--instances", "64"),
             point("chunked prefill", 7.6, 10_000, "--engine-mode", "chunked"),
-            point("loads as of the last step's begin", 7.6, 10_000, "--report", "step"),
+            point("loads as of the current step's begin", 7.6, 10_000, "--report", "step"),
             point(
                 "a tenth of high priority", 7.6, 10_000, "--high-fraction", "0.1", has_parts=True
             ),

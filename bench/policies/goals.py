@@ -1,4 +1,4 @@
-"""The goals of the comparison of policies, and what references have in their place. Pure."""
+"""Goals of the comparison of policies, with the values of the references in their place. Pure."""
 
 import itertools
 import math

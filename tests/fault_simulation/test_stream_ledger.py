@@ -1,4 +1,4 @@
-"""What the simulator under faults takes for the loss of a resumable stream."""
+"""Losses of resumable streams in the ledger of the simulator under faults."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""What a llumlet reports of the load of its instance, and how often (Section 4.3)."""
+"""Load reports of a llumlet: their content, and how often they are sent (Section 4.3)."""
 
 import math
 from dataclasses import replace
