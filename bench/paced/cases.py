@@ -186,6 +186,10 @@ CASES: Mapping[str, Case] = {
         Case("M-M, 4 instances", _A10, 2.0, 4, ("--trace", "M-M"), 4.25, 600, 6_144),
         Case("ShareGPT, 4 instances", _A10, 2.0, 4, ("--trace", "ShareGPT"), 2.3, 460, 6_144),
         Case("BurstGPT, 4 instances", _A10, 2.0, 4, ("--trace", "BurstGPT"), 2.55, 510, 6_144),
+        Case("L-L, 4 instances", _A10, 2.0, 4, ("--trace", "L-L"), 2.5, 300, 4_096),
+        Case("S-L, 4 instances", _A10, 2.0, 4, ("--trace", "S-L"), 4.5, 360, 4_096),
+        Case("L-S, 4 instances", _A10, 2.0, 4, ("--trace", "L-S"), 11.0, 500, 4_096),
+        Case("S-S, 4 instances", _A10, 1.0, 4, ("--trace", "S-S"), 32.0, 600, 2_048),
         Case("ShareGPT, 8 instances", _A10, 1.0, 8, ("--trace", "ShareGPT"), 4.9, 460, 6_144),
         Case(
             *("sessions, 4 instances", _RTX4090, 1.0, 4, _SESSIONS, 0.6, 800, 16_384),
