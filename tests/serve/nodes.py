@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import psutil
 
@@ -97,7 +96,7 @@ class Node:
         address: where the server's Ray is joined.
         host: the node's own address.
         network: in which it is, where it is not this one.
-        command: which makes it; None: `ray start`, for a small node.
+        command: which makes it; None: `sterna join`, for a small node.
     """
 
     def __init__(
@@ -109,9 +108,8 @@ class Node:
         command: Sequence[str] | None = None,
     ) -> None:
         usual = (
-            *(str(Path(sys.executable).with_name("ray")), "start", "--block"),
+            *(sys.executable, "-m", "sterna.cli.main", "join", address, "--block"),
             *(
-                f"--address={address}",
                 f"--node-ip-address={host}",
                 f"--num-cpus={NUM_CPUS}",
                 "--object-store-memory=80000000",
@@ -178,7 +176,7 @@ def spread_server(
 
 def join_address(server: ServerProcess) -> str:
     """Where nodes join, as the server has said."""
-    return server.until_line(r"nodes join with: ray start --address=(\S+)", HANG_TIMEOUT_S)[1]
+    return server.until_line(r"nodes join with: sterna join (\S+)", HANG_TIMEOUT_S)[1]
 
 
 def states(server: ServerProcess) -> dict[str, str]:

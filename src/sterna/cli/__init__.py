@@ -6,5 +6,5 @@ and what it prints.
 
 Offers: nothing.
 Imports: cli.doctor, cli.operate, cli.serve, cli.simulate, demo_model, engine.emulated,
-    engine.profiling, engine.vllm, errors, runtime.home.
+    engine.profiling, engine.vllm, errors, runtime.home, runtime.processes.
 """

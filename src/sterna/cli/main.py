@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import NoReturn
 
-from sterna.cli import bench
+from sterna.cli import bench, join
 from sterna.cli.doctor import doctor_command
 from sterna.cli.operate import admin_commands, fleet_commands, top_command
 from sterna.cli.simulate import replay_command, simulate_command
@@ -93,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     admin_commands.add_commands(commands)
     fleet_commands.add_commands(commands)
     top_command.add_commands(commands)
+    join.add_commands(commands)
     bench.add_commands(commands)
     doctor_command.add_commands(commands)
     simulate_command.add_commands(commands)

@@ -13,8 +13,7 @@ from sterna.errors import ConfigurationError
 
 ADDRESS = Option(
     "--cluster-address",
-    "let other nodes, which reach this machine at ADDRESS, join with `ray start "
-    "--address=ADDRESS:PORT`",
+    "let other nodes, which reach this machine at ADDRESS, join with `sterna join ADDRESS:PORT`",
     metavar="ADDRESS[:PORT]",
     unless_given="everything internal is on 127.0.0.1, for one machine",
 )

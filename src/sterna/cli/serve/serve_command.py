@@ -10,7 +10,7 @@ from sterna.cli.serve.cluster_address import cluster_address
 from sterna.cli.serve.engine_options import USERS_BINDING, USERS_THREADS
 from sterna.cli.serve.scaling_options import wants_fork_server
 from sterna.engine.vllm.guard import is_cpu_build
-from sterna.runtime.home.ray_environment import protect_ray, wait_for_gcs
+from sterna.runtime.home.ray_environment import protect_ray, set_node_defaults
 from sterna.runtime.processes.log_lines import (
     VLLM_LOG_LEVEL,
     library_environment,
@@ -30,7 +30,7 @@ def serve(arguments: Sequence[str]) -> int:
     os.environ.update(environment)
     os.environ.update(log_environment(os.environ, sys.stderr.isatty()))
     protect_ray(os.environ, is_shared=address is not None)
-    wait_for_gcs(os.environ)
+    set_node_defaults(os.environ)
     if address is not None:
         os.environ.update(address.environment())
     if any(option.startswith(("-h", "--help")) for option in arguments):

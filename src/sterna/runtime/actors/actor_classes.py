@@ -170,6 +170,13 @@ class _InstanceActor:
         """
         started_s = time.monotonic()
         configure_logging(spec.log_level)
+        if (niceness := os.nice(0)) > 0:
+            logger.warning(
+                "engine yields to the other processes of its node instance=%s niceness=%d; join "
+                "the node by sterna join, or set RAY_worker_niceness=0 there",
+                spec.instance_id,
+                niceness,
+            )
         _engine_environment(spec.environment)
         from sterna.instance.lease_guard import LeaseGuard
         from sterna.instance.shell import Instance, beat

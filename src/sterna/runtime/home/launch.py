@@ -253,7 +253,7 @@ class Run:
         if not self._stop.is_set():
             address = ray.get_runtime_context().gcs_address
             if self._cluster_host is not None:
-                say(f"nodes join with: ray start --address={address}")
+                say(f"nodes join with: sterna join {address}")
             self._driver.use_ray(address)
 
     def _break_off(self, number: int) -> None:
@@ -297,12 +297,6 @@ def start_ray(stop: Stop, reaper: Reaper, gcs: Gcs, host: str | None = None) -> 
     Raises:
         RayStartError: it does not start.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Ray's default niceness makes engines yield to every other process of the machine.
-    os.environ.setdefault("RAY_worker_niceness", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    # A worker that becomes a fork waits for the fork server's imports.
-    os.environ.setdefault("RAY_worker_register_timeout_seconds", "300")
     # With this Ray looks for new files of actors' output twice a second, and not ten times.
     os.environ.setdefault("RAY_LOG_MONITOR_MANY_FILES_THRESHOLD", "0")
     for option, value in NODE_HEALTH.items():

@@ -1,0 +1,64 @@
+"""`sterna join`: gives this machine's GPUs and cores to a server that runs on another one.
+
+It becomes `ray start` with the settings that the server's own node has: each process of Ray reads
+them from its own environment, so that they do not come with the address.
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+from sterna.errors import ConfigurationError
+from sterna.runtime.home.ray_environment import has_token, protect_ray, set_node_defaults
+from sterna.runtime.processes.limits import raise_limit
+
+WAITS_FOR_SERVER_S = 600
+"""A node that joined ends when its server has been away for as long: much longer than a new GCS
+takes, and not the day for which the server's own node waits."""
+
+NODE_ADDRESS = "--node-ip-address"
+
+
+def add_commands(commands: Any) -> None:
+    """Add `join` to the parser's subcommands."""
+    parser = commands.add_parser(
+        "join",
+        help="let a server on another machine use this one",
+        description="Gives this machine to the server that was started with `sterna serve "
+        "--cluster-address ADDRESS:PORT`. `sterna start` or auto-scaling then starts instances "
+        "here. RAY_AUTH_TOKEN must be the server's.",
+        epilog="docs/operations/several_nodes.md explains what the nodes need.",
+    )
+    parser.add_argument("address", metavar="ADDRESS:PORT", help="as the server has printed it")
+    parser.add_argument(
+        "ray_options",
+        nargs=argparse.REMAINDER,
+        metavar="OPTIONS",
+        help=f"of `ray start`, such as {NODE_ADDRESS}=ADDRESS, this machine's in their network, "
+        "and --block, to stay in the foreground",
+    )
+    parser.set_defaults(run=join)
+
+
+def join(args: argparse.Namespace) -> NoReturn:
+    """Become `ray start`.
+
+    Raises:
+        ConfigurationError: the address has no port, or no token was set.
+    """
+    host, _, port = args.address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ConfigurationError(
+            f"{args.address} is not ADDRESS:PORT, as the server prints it after its start"
+        )
+    if not has_token(os.environ):
+        raise ConfigurationError(
+            "RAY_AUTH_TOKEN is not set: give this machine the same token as the server"
+        )
+    protect_ray(os.environ, is_shared=True)
+    set_node_defaults(os.environ, WAITS_FOR_SERVER_S)
+    raise_limit()
+    ray = Path(sys.executable).with_name("ray")
+    os.execv(ray, [str(ray), "start", f"--address={args.address}", *args.ray_options])
