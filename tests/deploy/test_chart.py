@@ -235,3 +235,45 @@ def test_a_host_of_no_model_is_refused() -> None:
     hosts = [{"host": "llm.example.org", "model": "qwem"}]
     with pytest.raises(HelmError, match='there is no model "qwem"'):
         rendered({"routerSpec": {"ingress": {"enabled": True, "hosts": hosts}}})
+
+
+def test_with_a_certificate_probes_and_prometheus_speak_tls() -> None:
+    values = {**EVERYTHING, "routerSpec": {**EVERYTHING["routerSpec"], "tlsSecret": "sterna-tls"}}
+    manifests = rendered(values)
+    for deployment in of_kind("Deployment", manifests):
+        container = container_of(deployment)
+        files = ["--ssl-certfile=/etc/sterna-tls/tls.crt", "--ssl-keyfile=/etc/sterna-tls/tls.key"]
+        assert [each for each in container["args"] if "ssl" in each] == files
+        for probe in ("startupProbe", "readinessProbe"):
+            assert container[probe]["httpGet"] == {
+                **{"path": "/health", "port": "http", "scheme": "HTTPS"}
+            }
+        (mount,) = (each for each in container["volumeMounts"] if each["name"] == "tls")
+        assert mount == {"name": "tls", "mountPath": "/etc/sterna-tls", "readOnly": True}
+        volumes = deployment["spec"]["template"]["spec"]["volumes"]
+        assert {"name": "tls", "secret": {"secretName": "sterna-tls"}} in volumes
+        kubernetes_validate.validate(deployment, KUBERNETES_VERSIONS[-1], strict=True)
+    (monitor,) = of_kind("PodMonitor", manifests)
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint["scheme"] == "https"
+
+
+def test_without_a_certificate_nothing_speaks_tls() -> None:
+    manifests = rendered(EVERYTHING)
+    assert "ssl" not in str(manifests)
+    assert "HTTPS" not in str(manifests)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (
+            {"servingEngineSpec": {"modelSpec": [{**QWEN, "maxReplicaCount": 1}]}},
+            "maxReplicaCount .1. is less than replicaCount .2.",
+        ),
+        ({"routerSpec": {"extraArgs": ["--ssl-certfile", "/a.pem"]}}, "routerSpec.tlsSecret"),
+    ],
+)
+def test_values_that_cannot_serve_are_refused(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(HelmError, match=words):
+        rendered(values)
