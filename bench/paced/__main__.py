@@ -71,8 +71,7 @@ def _measure(options: argparse.Namespace, rows: list[Row], folder: Path) -> None
     cases = [_quick(each) for each in options.cases] if options.quick else options.cases
     if not options.is_continued:
         rows += _others(cases, folder)
-    if not options.predicts:
-        _check_origin(cases, rows, machine)
+    _check_origin(cases, rows, None if options.predicts else machine)
     logs = LOGS / NAME
     logs.mkdir(parents=True, exist_ok=True)
     model = tiny_model(logs / "model")
@@ -122,15 +121,20 @@ def _others(cases: Sequence[Case], folder: Path) -> list[Row]:
     return [row for row in known if row["point"] not in names]
 
 
-def _check_origin(cases: Sequence[Case], rows: Sequence[Row], machine: str) -> None:
-    """Raises ConfigurationError when runs of one of the cases are of another machine, or of what
-    the case was before."""
+def _check_origin(cases: Sequence[Case], rows: Sequence[Row], machine: str | None) -> None:
+    """Raises ConfigurationError when runs of one of the cases are of another machine than this one,
+    or of what the case was before.
+
+    Args:
+        machine: None: any will do, since nothing is measured.
+    """
     meant = {each.name: each.description for each in cases}
     for row in rows:
         if (description := meant.get(row["point"])) is None:
             continue
+        then_machine = row.get("machine", machine)
         for what, then, now in (
-            ("of another machine, or of other versions", row.get("machine", machine), machine),
+            ("of another machine, or of other versions", then_machine, machine or then_machine),
             ("of another definition of the case", row["case"], description),
         ):
             if then != now:

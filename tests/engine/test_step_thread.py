@@ -146,9 +146,13 @@ class Hardware:
         return self.now_s
 
 
-def request(num_computed_tokens: int, num_tokens: int) -> Any:
+def request(num_computed_tokens: int, num_tokens: int, num_output_tokens: int = 1) -> Any:
     """`num_computed_tokens` with those of the step that has been scheduled."""
-    return SimpleNamespace(num_computed_tokens=num_computed_tokens, num_tokens=num_tokens)
+    return SimpleNamespace(
+        num_computed_tokens=num_computed_tokens,
+        num_tokens=num_tokens,
+        num_output_tokens=num_output_tokens,
+    )
 
 
 DECODE = {"a": 1}
@@ -167,10 +171,13 @@ def test_a_step_lasts_as_long_as_its_contents_take_elsewhere() -> None:
     )
 
 
-def test_the_last_token_of_a_prompt_that_is_cached_counts_as_a_decode() -> None:
-    """As in the emulated engine."""
+def test_one_token_whose_others_are_cached_counts_as_a_decode_after_the_first_output() -> None:
+    """As in the emulated engine (`EmulatedRequest.is_prefilling`): a new prompt's last token is a
+    prompt of one token."""
     assert Hardware().step(DECODE, 0.0, a=request(50, 50)) == pytest.approx(DECODE_S)
     assert Hardware().step({"a": 2}, 0.0, a=request(50, 50)) != pytest.approx(DECODE_S)
+    prompt_s = max(0.02, 0.01 + 0.001 + 0.0001 * (50 * 50 - 49 * 49))
+    assert Hardware().step(DECODE, 0.0, a=request(50, 50, 0)) == pytest.approx(prompt_s)
 
 
 def test_a_step_begins_where_the_one_before_it_ended() -> None:

@@ -530,8 +530,8 @@ class Llumlet:
             or len(view.queuing) != last.num_queuing
             or self._coordinator.num_outgoing != last.num_migrating_out
             or self._coordinator.num_incoming != last.num_migrating_in
-            # Requests may be held until there is room.
-            or (self._config.policy.binds_late and len(view.running) < last.num_running)
+            # What the end of a request frees, the next one may need.
+            or len(view.running) < last.num_running
         )
 
     def _load(self, view: InstanceView, sequence: int) -> InstanceLoad:

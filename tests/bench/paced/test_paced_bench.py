@@ -120,20 +120,32 @@ def test_the_plot_has_a_row_of_panels_for_each_case(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "message", "options"),
     [
-        ({"machine": "another one"}, "are of another machine, or of other versions (another one;"),
-        ({"case": "another one"}, "are of another definition of the case (another one; now a10-"),
+        (
+            {"machine": "another one"},
+            "are of another machine, or of other versions (another one;",
+            (),
+        ),
+        (
+            {"case": "another one"},
+            "are of another definition of the case (another one; now a10-",
+            (),
+        ),
+        ({"case": "another one"}, "are of another definition of the case", ("--predict",)),
     ],
 )
-def test_runs_of_a_case_are_continued_as_they_were_begun(
-    change: dict[str, str], message: str, tmp_path: Path
+def test_runs_of_a_case_are_continued_and_predicted_as_they_were_begun(
+    change: dict[str, str], message: str, options: tuple[str, ...], tmp_path: Path
 ) -> None:
     case = CASES["M-M, 4 instances"]
     begun = {"point": case.name, "machine": results_io.machine(), "case": case.description}
     results_io.write("paced", {}, [{**each, **begun, **change} for each in ROWS], tmp_path)
     done = subprocess.run(
-        [sys.executable, "-m", "bench.paced", case.name, "--continue", "--results", str(tmp_path)],
+        [
+            *(sys.executable, "-m", "bench.paced", case.name),
+            *("--continue", *options, "--results", str(tmp_path)),
+        ],
         cwd=ROOT, capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
     assert done.returncode == 1, done.stderr

@@ -1,10 +1,15 @@
 """Options of the small model where the user gives none, and warnings."""
 
 import pytest
+import vllm.engine.arg_utils
+import vllm.platforms
+from vllm.platforms.interface import UnspecifiedPlatform
 
 from sterna.cli.serve.engine_options import checked_engine_config
 from sterna.cli.serve.read_options import parse
+from sterna.engine.vllm import arguments
 from sterna.engine.vllm.facts import total_tokens
+from sterna.errors import ConfigurationError
 
 pytestmark = pytest.mark.vllm
 
@@ -54,3 +59,12 @@ def test_paced_engines_compute_in_the_same(
 ) -> None:
     monkeypatch.setattr("sterna.engine.vllm.facts._has_bfloat16", lambda: has_bfloat16)
     assert parse(["serve", "--engine", "paced", "--profile", "a10-llama-7b"]).dtype == dtype
+
+
+def test_a_build_for_gpus_that_finds_none_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container without --gpus: vLLM's own error is no ValueError."""
+    args = parse(["serve"])
+    for module in (vllm.platforms, vllm.engine.arg_utils, arguments):
+        monkeypatch.setattr(module, "current_platform", UnspecifiedPlatform(), raising=False)
+    with pytest.raises(ConfigurationError, match=r"it finds none: check the driver .*--gpus all"):
+        checked_engine_config(args)

@@ -209,14 +209,14 @@ def checked_engine_config(args: Namespace) -> Any:
     Raises:
         ConfigurationError: vLLM refuses; the message is vLLM's.
     """
-    from sterna.engine.vllm.arguments import one_line
+    from sterna.engine.vllm.arguments import REFUSALS, vllm_refusal
     from sterna.engine.vllm.facts import computes_in_software
     from sterna.engine.vllm.hosted_core import engine_config
 
     try:
         config = engine_config(args)
-    except (TypeError, ValueError, OSError) as error:
-        raise ConfigurationError(one_line(error)) from error
+    except REFUSALS as error:
+        raise ConfigurationError(vllm_refusal(error)) from error
     if args.emulated is None and computes_in_software(config):
         logger.warning(
             "this CPU has no instructions for bfloat16, the model's dtype: --dtype float32 is "

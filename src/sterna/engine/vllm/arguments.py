@@ -12,6 +12,7 @@ import yaml
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from vllm.entrypoints.cli.serve import ServeSubcommand
 from vllm.entrypoints.launchers.launcher import validate_api_server_args
+from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from sterna.errors import ConfigurationError
@@ -289,6 +290,21 @@ def with_options(
     if model is not None:
         given["model_tag"] = model
     return argparse.Namespace(**{**vars(args), **given})
+
+
+REFUSALS = (TypeError, ValueError, OSError, RuntimeError)
+"""What vLLM raises for options that cannot work together, or on this machine; NotImplementedError
+is one of the last."""
+
+
+def vllm_refusal(error: BaseException) -> str:
+    """Return the message of vLLM's refusal, with what to do where its build for GPUs finds none."""
+    if not current_platform.is_unspecified():
+        return one_line(error)
+    return (
+        "vLLM's build is for GPUs, and it finds none: check the driver (in a container: "
+        f"--gpus all), or install sterna[cpu]; sterna doctor says more ({one_line(error)})"
+    )
 
 
 def one_line(error: BaseException) -> str:

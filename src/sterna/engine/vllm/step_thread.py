@@ -209,7 +209,7 @@ class Pace:
             request = requests[request_id]
             end = request.num_computed_tokens
             first = end - num_tokens
-            if first >= request.num_tokens - 1:
+            if request.num_output_tokens and first >= request.num_tokens - 1:
                 num_decodes += 1
                 num_context_tokens += end
             else:

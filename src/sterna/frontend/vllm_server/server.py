@@ -43,8 +43,9 @@ from sterna.config import FrontendConfig
 from sterna.engine.emulated.refusals import refusal
 from sterna.engine.vllm.arguments import (
     HARMLESS_OPTIONS,
+    REFUSALS,
     client_arguments,
-    one_line,
+    vllm_refusal,
     with_options,
 )
 from sterna.engine.vllm.hosted_core import engine_config
@@ -398,8 +399,8 @@ class FrontendServer:
             raise ConfigurationError("an emulated engine has no options that could be changed")
         try:
             engine_config(with_options(self._args, options, only=only))
-        except (TypeError, ValueError, OSError) as error:
-            raise ConfigurationError(one_line(error)) from error
+        except REFUSALS as error:
+            raise ConfigurationError(vllm_refusal(error)) from error
 
     async def _answer(
         self, door: ASGIApp, app: FastAPI, client: AsyncLLM, sock: socket.socket, watch: Watch
