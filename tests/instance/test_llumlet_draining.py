@@ -5,7 +5,8 @@ from dataclasses import replace
 
 from sterna.instance.llumlet import Llumlet
 from sterna.migration.messages import Mode, Reason, Reserve, Send
-from sterna.types import Immovable, MigrationId, RequestId
+from sterna.policy.own import Policy
+from sterna.types import Immovable, InstanceView, MigrationId, RequestId, RequestView
 from tests.instance.llumlets import PROGRESS, A, B, C, config, inspects, reports, running, view
 
 
@@ -131,3 +132,25 @@ def test_an_operators_order_to_a_stranger_is_carried_out_without_the_kv_cache() 
     assert num_blocks_asked(llumlet, "A-1", 0.0) == 0
     assert not isinstance(llumlet.on_order(RequestId("s"), B, Mode.LIVE, 0.0), Reason)
     assert num_blocks_asked(llumlet, "A-2", 0.0) > 0
+
+
+class MovesNothing(Policy):
+    """A class of one's own that lets every request end where it is."""
+
+    def victims(self, instance: InstanceView) -> list[RequestView]:
+        return []
+
+
+def test_after_the_limit_a_class_of_ones_own_keeps_nothing_back() -> None:
+    """It may leave requests out, and the end of the emptying was promised."""
+    policy = MovesNothing().as_config()
+    llumlet = Llumlet(A, replace(config(), policy=policy, drain_limit_s=60.0))
+    llumlet.on_view(view(running("r")), 0.0)
+    llumlet.set_terminating(True, 0.0)
+    (report,) = reports(llumlet.on_tick(0.0))
+    assert report.load.move_tokens is None
+    assert inspects(llumlet.on_destination(B, 1.0)) == []
+    effects = llumlet.on_tick(60.0)
+    (report,) = reports(effects)
+    assert report.load.move_tokens == 0
+    assert inspects(effects) == ["r"]

@@ -4,6 +4,7 @@ Every load here is one that a llumlet would report of a view, so that pairing is
 values that it meets in production.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from sterna.config import PolicyConfig
+from sterna.config import PolicyConfig, Victim
+from sterna.policy.own import Policy
 from sterna.policy.pairing import move_helps, pair
 from sterna.policy.presets import LLUMNIX, LLUMNIX_BASE
 from sterna.policy.selection import candidates_to_move
@@ -352,6 +354,43 @@ def test_a_source_that_is_passed_over_leaves_its_destination_to_the_next() -> No
     assert pairs_of(lone, crowded, instance("d0")) == {"s1": "d0"}
 
 
+def test_an_instance_whose_batch_is_full_is_no_destination() -> None:
+    """The move would be refused before its last stage, when all has been copied."""
+    emptied = evenly_loaded("i0", 800, 2, is_terminating=True)
+    crowded = evenly_loaded("i1", 12_640, 20)
+    full = replace(evenly_loaded("i8", 800, 4), num_slots=4)
+    roomy = replace(evenly_loaded("i9", 8_000, 8), num_slots=9)
+    for source in (emptied, crowded):
+        assert pairs_of(source, full) == {}
+        assert pairs_of(source, full, roomy) == {source.instance_id: "i9"}
+    # One that is on its way takes the last place.
+    destination = candidate(roomy, in_flight=[new_request(16)])
+    assert pair([candidate(emptied), destination], LLUMNIX) == {}
+
+
+def test_a_terminating_instance_gets_the_freest_destination_with_room() -> None:
+    """By hand: i1 has 3,672 free for its one request, i2 7,672 for its twenty."""
+    emptied = instance("i0", running=[running("r", 7_000)], is_terminating=True)
+    one, many = evenly_loaded("i1", 9_000, 1), evenly_loaded("i2", 5_000, 20)
+    assert freeness(one, LLUMNIX) > freeness(many, LLUMNIX) > LLUMNIX.destination_freeness_steps
+    assert pairs_of(emptied, one) == {}
+    assert pairs_of(emptied, one, many) == {"i0": "i2"}
+    # Another one that is emptied gets what it has left.
+    second = instance("i3", running=[running("s", 160)], is_terminating=True)
+    assert pairs_of(emptied, second, one, many) == {"i0": "i2", "i3": "i1"}
+
+
+def test_a_destination_that_could_never_hold_what_moves_is_skipped() -> None:
+    """Among instances of several sizes, the small idle one is the freest."""
+    short = instance("i0", running=[running("r", 9_000), running("s", 3_640)])
+    policy = replace(LLUMNIX, victim=Victim.LONGEST)
+    small, large = instance("i1", total_tokens=8_192), instance("i2", running=[running("t", 320)])
+    assert first_to_move(short, policy) == short.running[0]
+    assert freeness(large, policy) > policy.destination_freeness_steps
+    assert pairs_of(short, small, policy=policy) == {}
+    assert pairs_of(short, small, large, policy=policy) == {"i0": "i2"}
+
+
 # --------------------------------------------------------------------------------- properties
 
 
@@ -497,6 +536,21 @@ def test_a_destination_takes_from_one_instance_that_has_overstayed_a_round() -> 
     assert pair([empty, two[1], FULL], LLUMNIX) == {"i1": "i9"}
 
 
+class PairsNothing(Policy):
+    """A class of one's own that has no requests move."""
+
+    def pair(self, instances: Sequence[Candidate]) -> dict[InstanceId, InstanceId]:
+        return {}
+
+
+def test_what_has_overstayed_leaves_whatever_a_class_of_ones_own_pairs() -> None:
+    """The end of the emptying was promised."""
+    own = PairsNothing().as_config()
+    leaving = candidate(evenly_loaded("i0", 800, 2, is_terminating=True))
+    assert pair([leaving, FULL], own) == {}
+    assert pair([overstayed("i0"), FULL, FULLER], own) == {"i0": "i9"}
+
+
 @settings(max_examples=30)
 @given(clusters(), st.integers(1, 3))
 def test_as_many_that_have_overstayed_are_paired_as_others_are_there(
@@ -551,7 +605,10 @@ def test_balance_leaves_a_full_batch_alone() -> None:
     busy = evenly_loaded("i0", 1280, 8)
     light = evenly_loaded("i1", 160, 2)
     assert pairs_of(busy, replace(light, num_slots=3), policy=BALANCED) == {"i0": "i1"}
-    assert pairs_of(busy, replace(light, num_slots=2), policy=BALANCED) == {}
+    full = replace(light, num_slots=2)
+    assert pairs_of(busy, full, policy=BALANCED) == {}
+    # Another one has a place.
+    assert pairs_of(busy, full, evenly_loaded("i2", 320, 2), policy=BALANCED) == {"i0": "i2"}
 
 
 def ending(name: str, num_running: int, *, num_tokens: int, num_output_tokens: int) -> InstanceView:

@@ -240,6 +240,32 @@ def test_requests_that_just_fit_are_no_reason_not_to_wait_for_the_period() -> No
         assert decisions([(0.0, [candidate(exact)])]) == expected
 
 
+def test_requests_that_queue_for_a_place_in_full_batches_do_not_wait_for_the_period() -> None:
+    """However much memory is left: that alone would end instances while requests queue."""
+    for num_slots, expected in ((4, [(0.0, ScaleUp(1))]), (5, [])):
+        crowded = [
+            candidate(
+                replace(each, queuing=(queuing(f"{each.instance_id}-q", 16),), num_slots=num_slots)
+            )
+            for each in (evenly_loaded("i0", 400, 4), evenly_loaded("i1", 400, 4))
+        ]
+        assert average_normal_freeness(crowded) > CONFIG.high_freeness_steps
+        assert decisions([(0.0, crowded)]) == expected
+    full = replace(evenly_loaded("i0", 400, 4), queuing=(queuing("q", 16),), num_slots=4)
+    history = [(float(second), [candidate(full)] * 2) for second in range(60)]
+    at_most = replace(CONFIG, max_instances=2)
+    assert decisions(history, at_most) == [], "none is ended either"
+
+
+def test_instances_without_a_kv_cache_are_neither_added_nor_ended() -> None:
+    """They have no freeness: with 0 of it idle ones would fill the cluster."""
+    idle = [candidate(instance(f"i{k}", total_tokens=0)) for k in range(3)]
+    history = [(10.0 * look, idle) for look in range(10)]
+    assert average_normal_freeness(idle) is None
+    for is_sustained in (True, False):
+        assert decisions(history, replace(CONFIG, is_sustained=is_sustained)) == []
+
+
 def test_a_request_that_is_held_at_the_scheduler_does_not_wait_for_the_period() -> None:
     """It waits for three seconds, in which others may end or move."""
     history = [(2.0, EASY), (3.9, EASY), (4.0, EASY)]
@@ -304,10 +330,40 @@ def test_at_the_minimum_a_start_that_waits_for_a_place_can_still_be_given_up() -
 
 def test_a_start_that_waits_for_a_place_is_given_up_where_a_class_wants_fewer() -> None:
     """One that comes up is waited for."""
-    assert towards(1, SLACK[:1], CONFIG, num_starting=1) is None
-    decision = towards(1, SLACK[:1], CONFIG, num_starting=1, num_pending=1)
+    new = ScalingState()
+    one = SLACK[:1]
+    assert towards(new, 1, one, CONFIG, num_starting=1, now_s=0.0)[1] is None
+    _, decision = towards(new, 1, one, CONFIG, num_starting=1, num_pending=1, now_s=0.0)
     assert decision == Terminate(InstanceId("i0"))
-    assert towards(1, SLACK[:1], CONFIG, num_starting=0) is None
+    assert towards(new, 1, one, CONFIG, num_starting=0, now_s=0.0)[1] is None
+
+
+def test_what_a_class_wants_is_not_asked_for_again_until_it_shows() -> None:
+    """The supervisor may be slow, and would start as many again each time."""
+    state, decision = towards(ScalingState(), 4, SLACK, CONFIG, num_starting=0, now_s=0.0)
+    assert decision == ScaleUp(2)
+    for now_s in (0.2, 0.4, 9.9):
+        state, decision = towards(state, 4, SLACK, CONFIG, num_starting=0, now_s=now_s)
+        assert decision is None
+    # One has begun, and the other one has failed: it is asked for again.
+    shown, decision = towards(state, 4, SLACK, CONFIG, num_starting=1, now_s=9.9)
+    assert decision == ScaleUp(1)
+    # Nothing has come of it for a period.
+    _, decision = towards(state, 4, SLACK, CONFIG, num_starting=0, now_s=10.0)
+    assert decision == ScaleUp(2)
+    # What it wants less meanwhile waits for that, too.
+    _, decision = towards(shown, 1, SLACK, CONFIG, num_starting=1, num_pending=1, now_s=9.9)
+    assert decision is None
+
+
+def test_a_class_that_decides_leaves_no_deadline_behind() -> None:
+    """The rule would act at once on what it has seen long before."""
+    state, decision = decide(ScalingState(), SLACK, CONFIG, num_starting=0, now_s=0.0)
+    assert (state.scale_down_at_s, decision) == (10.0, None)
+    state, decision = towards(state, 2, SLACK, CONFIG, num_starting=0, now_s=5.0)
+    assert decision is None
+    _, decision = decide(state, SLACK, CONFIG, num_starting=0, now_s=3_600.0)
+    assert decision is None
 
 
 def test_instances_are_added_during_the_cool_down() -> None:

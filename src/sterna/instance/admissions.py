@@ -23,14 +23,16 @@ class Admissions:
         """Return the dispatch numbers that may be reported after this view of the engine."""
         if not self._numbers:
             return []
-        numbers = [
-            self._numbers.pop(request.request_id, None)
+        shown = [
+            request.request_id
             for request in (*view.running, *view.queuing)
+            if request.request_id in self._numbers
         ]
-        return [each for each in numbers if each is not None]
+        return [number for request_id in shown for number in self.ended(request_id)]
 
     def ended(self, request_id: RequestId) -> list[int]:
-        """Return the dispatch numbers that may be reported after this request has left."""
+        """Return the dispatch numbers that may be reported after this request has left, or is
+        shown."""
         dispatch_number = self._numbers.pop(request_id, None)
         if dispatch_number is None:
             return []

@@ -483,7 +483,7 @@ class Llumlet:
         has_kv = not self._has_overstayed and self._destination not in self._incompatible_instances
         mode = Mode.LIVE if has_kv else Mode.RECOMPUTE
         effects: list[Effect] = []
-        for request in candidates_to_move(view, self._config.policy):
+        for request in candidates_to_move(view, self._victims_policy()):
             request_id = request.request_id
             # The view may be older than the last migrations.
             is_gone = request_id in self._moved_out
@@ -534,10 +534,18 @@ class Llumlet:
             or len(view.running) < last.num_running
         )
 
+    def _victims_policy(self) -> PolicyConfig:
+        """The policy that chooses what moves. What has overstayed moves in the order of the base of
+        a class of one's own: the class may leave requests out, and the end was promised."""
+        policy = self._config.policy
+        if self._has_overstayed and policy.own is not None:
+            return replace(policy, own=None)
+        return policy
+
     def _load(self, view: InstanceView, sequence: int) -> InstanceLoad:
         current = load(
             view,
-            self._config.policy,
+            self._victims_policy(),
             sequence=sequence,
             last_dispatch=self._last_dispatch,
             num_migrating_out=self._coordinator.num_outgoing,

@@ -32,7 +32,8 @@ def pair(
     """The destination of each source, for this round; other instances are not sources.
 
     Sources are the instances below the source threshold that have a request to move;
-    destinations those above the destination threshold. A terminating instance, with its
+    destinations those above the destination threshold that have a place in their batch: without
+    one, a move would be refused when all has been copied. A terminating instance, with its
     freeness of minus infinity, is always a source and never a destination; and so, with
     `preempted_make_source`, is one in which preempted requests queue.
 
@@ -45,10 +46,14 @@ def pair(
     migrations at once (`num_concurrent_migrations`): these then have the same peer.
 
     A source whose move would not help (`move_helps`) is passed over, and the destination is
-    left to the next one, with `pairs_only_to_gain`.
+    left to the next one, with `pairs_only_to_gain`. A terminating one, which cannot wait, gets the
+    freest destination that has room instead; and none gets one whose whole memory is too small.
 
     With `balance_ratio`, those that are left are paired by their loads, the most loaded one with
     the least loaded one.
+
+    A class of one's own makes other pairs; but a terminating instance that has been emptied for too
+    long gets a destination from here where the class names none, since its end was promised.
 
     Args:
         kept_free: an instance whose memory a waiting request will have: only terminating instances
@@ -60,47 +65,72 @@ def pair(
     every = as_table(candidates)
     if policy.own is not None:
         instances = tuple(every)
-        return checked_pairs(policy.own.pair(instances), instances)
+        own_pairs = checked_pairs(policy.own.pair(instances), instances)
+        return own_pairs | _of_overstayed(instances, own_pairs)
     sources, destinations = [], []
     for each in every:
         has_lost_memory = policy.preempted_make_source and each.load.num_preempted > 0
         if each.freeness < policy.source_freeness_steps or has_lost_memory:
             if each.load.move_tokens is not None:
                 sources.append(each)
-        elif each.freeness > policy.destination_freeness_steps:
+        elif each.freeness > policy.destination_freeness_steps and not each.has_full_batch:
             destinations.append(each)
     if sources:
         sources.sort(key=lambda each: (each.freeness, each.instance_id))
         destinations.sort(key=lambda each: (-each.freeness, each.instance_id))
     pairs: dict[InstanceId, InstanceId] = {}
-    place = 0
     for source in sources:
-        # Terminating ones come first.
-        if place < len(destinations) and destinations[place].instance_id == kept_free:
-            place += not source.load.is_terminating
-        if place == len(destinations):
-            break
-        destination = destinations[place]
-        if not policy.pairs_only_to_gain or move_helps(source, destination, policy):
-            pairs[source.instance_id] = destination.instance_id
-            place += 1
-    overstayed = [
-        each
-        for each in sources
-        if each.load.is_terminating and each.load.move_tokens == 0 and each.instance_id not in pairs
-    ]
-    if overstayed:
-        taken = set(pairs.values())
-        left = [
-            each for each in every if not each.load.is_terminating and each.instance_id not in taken
-        ]
-        left.sort(key=lambda each: (-each.freeness, each.instance_id))
-        for source, destination in zip(overstayed, left, strict=False):
-            pairs[source.instance_id] = destination.instance_id
+        place = _place_for(source, destinations, policy, kept_free)
+        if place is not None:
+            pairs[source.instance_id] = destinations.pop(place).instance_id
+    pairs |= _of_overstayed(every, pairs)
     if policy.balance_ratio is not None:
         paired = pairs.keys() | set(pairs.values())
         pairs |= _balanced(every, paired, policy, policy.balance_ratio, kept_free)
     return pairs
+
+
+def _of_overstayed(
+    instances: Iterable[Candidate], pairs: Mapping[InstanceId, InstanceId]
+) -> dict[InstanceId, InstanceId]:
+    """The destinations of terminating instances that move requests without their memory, and have
+    none in these pairs: the freest ones that are left."""
+    every = tuple(instances)
+    overstayed = sorted(
+        each.instance_id
+        for each in every
+        if each.load.is_terminating and each.load.move_tokens == 0 and each.instance_id not in pairs
+    )
+    if not overstayed:
+        return {}
+    taken = set(pairs.values())
+    left = [
+        each for each in every if not each.load.is_terminating and each.instance_id not in taken
+    ]
+    left.sort(key=lambda each: (-each.freeness, each.instance_id))
+    return {
+        source: destination.instance_id
+        for source, destination in zip(overstayed, left, strict=False)
+    }
+
+
+def _place_for(
+    source: Candidate,
+    destinations: Sequence[Candidate],
+    policy: PolicyConfig,
+    kept_free: InstanceId | None,
+) -> int | None:
+    """The place of the source's destination among those that are left, the freest first."""
+    is_terminating = source.load.is_terminating
+    for place, destination in enumerate(destinations):
+        if destination.instance_id == kept_free and not is_terminating:
+            continue
+        if not policy.pairs_only_to_gain or move_helps(source, destination, policy):
+            return place
+        could_hold = (source.load.move_tokens or 0) <= destination.load.total_tokens
+        if could_hold and not is_terminating:
+            return None
+    return None
 
 
 def checked_pairs(
@@ -155,7 +185,9 @@ def _balanced(
     staying.sort(key=ids.__getitem__)
     # Of equal loads, both sorts leave the smaller id in front.
     sources = sorted(staying, key=loads_tokens.__getitem__, reverse=True)
-    destinations = sorted(staying, key=virtual_loads_tokens.__getitem__)
+    destinations = sorted(
+        (row for row in staying if room_tokens[row] > 0), key=virtual_loads_tokens.__getitem__
+    )
     if kept_free is not None:
         destinations = [row for row in destinations if ids[row] != kept_free]
     pairs: dict[InstanceId, InstanceId] = {}

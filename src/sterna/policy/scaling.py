@@ -4,8 +4,8 @@ The average freeness for the normal priority is kept within [x, y]. Each side ha
 set when the average leaves the range on that side and cleared when it comes back. The decision
 is made at the deadline, and the next one needs another whole period.
 
-Departure from the paper: if no instance has room for a request, more instances are started at once,
-whatever the average is.
+Departure from the paper: if no instance has memory or a place in its batch for a request, more
+instances are started at once, whatever the average is. Models without a KV cache are not scaled.
 """
 
 import math
@@ -44,7 +44,8 @@ class ScalingState:
         no_end_before_s: no instance is terminated before this time (`cooldown_s`).
         no_start_before_s: waiting requests have no further instance added before this time, unless
             those that were asked for begin to start: the supervisor may be slow.
-        num_known: instances when these were asked for, those that started included.
+        num_known: instances when these were asked for, those that started included; without those
+            that were being emptied where a class of one's own decides (`towards`).
         next_look_at_s: time of the next decision if the average need not last for a period
             (`is_sustained`); None before the first one.
     """
@@ -58,40 +59,54 @@ class ScalingState:
 
 
 def average_normal_freeness(candidates: Iterable[Candidate]) -> float | None:
-    """Average over the instances that stay, in decode steps; None if there is none.
+    """Average over the instances that stay, in decode steps; None if there is none, or no memory
+    (a model without a KV cache).
 
     A terminating instance is left out: with its minus infinity the average would be that, too, and
     the average is to describe the remaining capacity.
     """
-    values = [
-        normal_freeness_of(each.load, each.in_flight, each.policy) for each in _staying(candidates)
-    ]
-    return math.fsum(values) / len(values) if values else None
+    staying = _staying(candidates)
+    if not any(each.load.total_tokens for each in staying):
+        return None
+    values = [normal_freeness_of(each.load, each.in_flight, each.policy) for each in staying]
+    return math.fsum(values) / len(values)
 
 
 def towards(
+    state: ScalingState,
     num_wanted: int,
     candidates: Iterable[Candidate],
     config: ScalingConfig,
+    *,
     num_starting: int,
     num_pending: int = 0,
-) -> ScalingDecision | None:
-    """The decision that brings the cluster nearer to this number of instances, within the bounds.
+    now_s: float,
+) -> tuple[ScalingState, ScalingDecision | None]:
+    """The next state, and the decision that brings the cluster nearer to this number of instances,
+    within the bounds, or None.
 
-    None are terminated while others come up, except for `num_pending` starts that wait for a
-    place, perhaps for ever: the decision then gives up one of these, whichever instance it names.
+    A decision is not made again for a period until it shows: the supervisor may be slow. None are
+    terminated while others come up, except for `num_pending` starts that wait for a place, perhaps
+    for ever: the decision then gives up one of these, whichever instance it names.
     """
     every = tuple(candidates)
     staying = _staying(every)
     num_there = len(staying) + num_starting
+    if num_there == state.num_known and now_s < state.no_start_before_s:
+        return state, None
+    decision: ScalingDecision | None = None
     num_wanted = min(max(num_wanted, config.min_instances), config.max_instances)
     if num_wanted > num_there:
         # Those that are being emptied hold their GPUs.
         num_more = min(num_wanted - num_there, config.max_instances - len(every) - num_starting)
-        return ScaleUp(num_more) if num_more > 0 else None
-    if num_wanted < num_there and staying and num_starting == num_pending:
-        return Terminate(_to_terminate(staying, config))
-    return None
+        decision = ScaleUp(num_more) if num_more > 0 else None
+    elif num_wanted < num_there and staying and num_starting == num_pending:
+        decision = Terminate(_to_terminate(staying, config))
+    if decision is None:
+        # The deadlines of `decide` are of another time, should it decide again.
+        return ScalingState(), None
+    asks_s = now_s + config.period_s
+    return ScalingState(no_start_before_s=asks_s, num_known=num_there), decision
 
 
 def decide(
@@ -123,7 +138,8 @@ def decide(
     num_room = config.max_instances - len(every) - num_starting
     average = average_normal_freeness(staying)
     if average is None:
-        # Nothing is known; the supervisor replaces dead instances.
+        # Nothing is known; the supervisor replaces dead instances. Without a KV cache there is no
+        # freeness to go by.
         return ScalingState(), None
     # No decision before `begins_s`.
     if now_s < begins_s:
@@ -166,9 +182,11 @@ def decide(
 
 
 def _is_full(candidate: Candidate) -> bool:
-    """Whether requests queue here because memory is lacking."""
+    """Whether requests queue here because memory or a place in the batch is lacking."""
     load = candidate.load
-    return load.num_queuing > 0 and load.used_tokens + load.head_demand_tokens > load.total_tokens
+    has_no_slot = load.num_slots is not None and load.num_running >= load.num_slots
+    lacks_memory = load.used_tokens + load.head_demand_tokens > load.total_tokens
+    return load.num_queuing > 0 and (has_no_slot or lacks_memory)
 
 
 def _look(

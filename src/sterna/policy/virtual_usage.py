@@ -153,13 +153,16 @@ class Candidate:
         return self.load.uncomputed_pairs + sum(in_flight)
 
     @property
+    def has_full_batch(self) -> bool:
+        """Whether those that run, queue or are on their way take all places of the batch."""
+        num_slots = self.load.num_slots
+        return num_slots is not None and self.num_requests >= num_slots
+
+    @property
     def room_tokens(self) -> float:
         """Memory for requests beside all that run, queue or are on their way; may be negative. 0
         while these fill the batch."""
-        num_requests, num_slots = self.num_requests, self.load.num_slots
-        if num_slots is not None and num_requests >= num_slots:
-            return 0
-        return self.load.total_tokens - self.real_load_tokens
+        return 0 if self.has_full_batch else self.load.total_tokens - self.real_load_tokens
 
     def with_load(self, load: InstanceLoad) -> "Candidate":
         """The same instance as if it had reported this load."""

@@ -548,10 +548,16 @@ class GlobalScheduler:
             staying = [each for each in self.candidates if not each.load.is_terminating]
             num_wanted = self._policy.own.num_instances(staying, len(starting), self._scaling)
             if num_wanted is not None:
-                move = towards(
-                    num_wanted, self.candidates, self._scaling, len(starting), num_pending
+                self._scaling_state, decision = towards(
+                    self._scaling_state,
+                    num_wanted,
+                    self.candidates,
+                    self._scaling,
+                    num_starting=len(starting),
+                    num_pending=num_pending,
+                    now_s=now_s,
                 )
-                return [] if move is None else [move]
+                return [] if decision is None else [decision]
         self._scaling_state, decision = decide_scaling(
             self._scaling_state,
             self.candidates,
