@@ -1,6 +1,7 @@
 """The router towards vLLM's engine-core client: its sockets and its requests."""
 
 import asyncio
+import time
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -174,6 +175,26 @@ def test_a_silent_scheduler_is_bypassed(run):
         await world.cluster.scheduler.get(CancelDispatch)
 
     run(test)
+
+
+def test_what_came_while_the_loop_stood_still_is_no_silence(run):
+    """As after a large body: the scheduler's answer lies unread when the time for it is over."""
+
+    async def test(world: World) -> None:
+        scheduler = world.cluster.scheduler
+        answer = scheduler.send
+
+        def answer_and_stall(message: Any) -> None:
+            answer(message)
+            # The front end is in the same loop.
+            time.sleep(0.3)
+
+        scheduler.send = answer_and_stall
+        await world.client.add(request())
+        message, _ = await world.cluster.i0.get(AddRequest)
+        assert message.dispatch_number == 1, "the scheduler's answer, not the local rule"
+
+    run(test, scheduler_timeout_s=0.1)
 
 
 def test_tokens_reach_the_client_in_order_and_once_over_a_move(run):

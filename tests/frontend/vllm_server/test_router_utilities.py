@@ -41,11 +41,31 @@ def test_results_of_all_workers_come_in_the_order_of_the_instances(run):
     run(test)
 
 
-def test_a_utility_call_that_any_instance_can_answer_goes_to_one(run):
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_of_what_is_the_same_everywhere_the_first_answer_counts(run, is_silent: bool):
+    """A front end starts although an instance is in a step of a minute, hangs, or dies."""
+
     async def test(world: World) -> None:
-        world.cluster.i1.utility_results["get_supported_tasks"] = RuntimeError("not asked")
+        if is_silent:
+            del world.cluster.i0.utility_results["get_supported_tasks"]
+        else:
+            world.cluster.i0.utility_results["get_supported_tasks"] = RuntimeError("dead")
         output = await world.client.call("get_supported_tasks")
         assert output.result.result == ["generate"]
+        world.cluster.i1.utility_results["get_supported_tasks"] = RuntimeError("dead too")
+        if not is_silent:
+            output = await world.client.call("get_supported_tasks")
+            assert "dead" in output.failure_message
+
+    run(test)
+
+
+def test_what_one_instance_is_to_carry_out_goes_to_one(run):
+    async def test(world: World) -> None:
+        world.cluster.i0.utility_results["save_sharded_state"] = None
+        world.cluster.i1.utility_results["save_sharded_state"] = RuntimeError("not asked")
+        output = await world.client.call("save_sharded_state", "folder", None, None)
+        assert output.failure_message is None
 
     run(test)
 

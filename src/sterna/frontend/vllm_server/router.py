@@ -86,6 +86,10 @@ MakeExchange = Callable[[SendToFrontend, Callable[[list[bytes]], None]], "Stream
 
 logger = logging.getLogger(__name__)
 
+STALL_S = 0.1
+"""A timer that fires as much too late was kept up by its own loop: the messages that came meanwhile
+are read for as long before deadlines count."""
+
 MAX_UNSHOWN_LATENCIES = 10_000
 """Latencies that wait until the first ClusterStats make the metrics; if there are more, the metrics
 are made without them."""
@@ -156,6 +160,7 @@ class Router:
         self._unstarted: set[RequestId] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._tick_at_s = 0.0
+        self._put_off_until_s = 0.0
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def timing(self, names: Sequence[str], since_s: float) -> Timing | None:
@@ -485,8 +490,11 @@ class Router:
         """Wake at the next deadline, or earlier: a deadline that has moved back costs one needless
         wake-up, which is cheaper than a new timer at every token."""
         next_s = self._core.next_deadline_s
+        if next_s is None:
+            return
+        next_s = max(next_s, self._put_off_until_s)
         # The time is kept here: uvloop's handle for a timer that is due already has no time.
-        if next_s is None or (self._timer is not None and self._tick_at_s <= next_s):
+        if self._timer is not None and self._tick_at_s <= next_s:
             return
         if self._timer is not None:
             self._timer.cancel()
@@ -495,8 +503,15 @@ class Router:
 
     def _tick(self) -> None:
         self._timer = None
+        now_s = _now_s()
+        if now_s > self._tick_at_s + STALL_S and self._tick_at_s != self._put_off_until_s:
+            # The loop stood still. What came meanwhile lies unread, and would count as silence. A
+            # loop that goes on standing still puts no deadline off twice.
+            self._put_off_until_s = now_s + STALL_S
+            self._schedule_tick()
+            return
         try:
-            self._carry_out(self._core.on_time(_now_s()))
+            self._carry_out(self._core.on_time(now_s))
         except Exception as error:
             self._break(error)
 

@@ -128,6 +128,13 @@ class ClusterClient(AsyncLLM):  # type: ignore[misc]
 
         self.engine_core.add_request_async = report_and_send
 
+    async def forget_warm_up(self) -> None:
+        """Drop what this process has kept of the images and sounds of its warm-up, as vLLM's server
+        does by `reset_mm_cache`. That would also ask each instance, which has got none of them, and
+        may be in a long step."""
+        self.renderer._join_mm_warmup()
+        await self.renderer.clear_mm_cache_async()
+
     async def add_request(self, *args: Any, priority: int = 0, **kwargs: Any) -> Any:
         """See AsyncLLM. The priority is replaced by that of the request's class."""
         admitted = admitted_priority(priority, self._classes)
@@ -326,7 +333,7 @@ class FrontendServer:
                 await router.streams.introduce()
             client = make_client(self._args, router, self._queue)
             try:
-                await client.reset_mm_cache()
+                await client.forget_warm_up()
                 tasks = await client.get_supported_tasks()
                 keys = ApiKeys(self._args.api_key_table)
                 app = _vllms_app(self._args, tasks, client, keys)

@@ -1,7 +1,8 @@
 """Utility calls: vLLM's server calls methods of its one engine, which are several instances here.
 
 A call that changes or returns the state of an engine goes to every instance, and their results are
-merged; a call that any instance can answer goes to one. Instances that join later do not get
+merged. A call that one instance is to carry out goes to one, and where only the answer counts, the
+first one does: an instance may be in a long step, or hang. Instances that join later do not get
 earlier calls.
 """
 
@@ -52,7 +53,7 @@ def _agreed(method: str, results: Sequence[Any]) -> Any:
     return results[0]
 
 
-# Methods of vLLM's engine-core client; None: any one instance can answer. Methods of vLLM's
+# Methods of vLLM's engine-core client; None: one instance carries it out. Methods of vLLM's
 # development mode that pause the engine or put it to sleep are left out: requests that end by them
 # are reported to clients only by vLLM's own engine process.
 _METHODS: Mapping[str, Merge | None] = MappingProxyType(
@@ -61,7 +62,6 @@ _METHODS: Mapping[str, Merge | None] = MappingProxyType(
         "collective_rpc": _concatenated,
         "compute_weight_checksums": _concatenated,
         "execute_dummy_batch": _all_true,
-        "get_supported_tasks": None,
         "get_weight_version": _agreed,
         "is_scheduler_paused": _agreed,
         "is_sleeping": _agreed,
@@ -77,6 +77,10 @@ _METHODS: Mapping[str, Merge | None] = MappingProxyType(
         "set_weight_version": _all_true,
     }
 )
+
+
+ALIKE = "get_supported_tasks"
+"""A method that only returns what is the same everywhere; a front end that starts waits for it."""
 
 
 class Utilities:
@@ -106,16 +110,36 @@ class Utilities:
         self._questions.on_instances(live)
 
     async def _call(self, call: UtilityCall, payload: bytes) -> Any:
-        if call.method not in _METHODS:
+        if call.method not in _METHODS and call.method != ALIKE:
             raise UtilityError(f"{call.method} cannot be called on the instances of a cluster")
         instances = self._peers.instances
         if not instances:
             raise UtilityError(f"there is no instance to call {call.method} on")
+        if call.method == ALIKE:
+            return await self._call_any(instances, call.method, payload)
         merge = _METHODS[call.method]
         if merge is None:
             return await self._call_one(instances[0], call.method, payload)
         calls = (self._call_one(each, call.method, payload) for each in instances)
         return merge(call.method, await asyncio.gather(*calls))
+
+    async def _call_any(
+        self, instances: Sequence[InstanceId], method: str, payload: bytes
+    ) -> Any:
+        """The first result of any of them; the last one's error where none has one."""
+        calls = [asyncio.ensure_future(self._call_one(each, method, payload)) for each in instances]
+        error: Exception | None = None
+        try:
+            for call in asyncio.as_completed(calls):
+                try:
+                    return await call
+                except (UtilityError, UnansweredError) as its_error:
+                    error = its_error
+        finally:
+            for each in calls:
+                each.cancel()
+        assert error is not None, "there is an instance"
+        raise error
 
     async def _call_one(self, instance_id: InstanceId, method: str, payload: bytes) -> Any:
         def send(call_id: int) -> None:
