@@ -4,12 +4,16 @@ import asyncio
 import contextlib
 import logging
 import resource
+import signal
 import socket
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 import msgspec
+import psutil
 import pytest
 import zmq
 import zmq.asyncio
@@ -370,6 +374,61 @@ def test_connections_to_mailboxes_that_are_not_kept_are_closed() -> None:
             with watched(other, zmq.EVENT_DISCONNECTED) as cuts:
                 one.keep_only(set())
                 await cuts.recv_multipart()
+
+    asyncio.run(test())
+
+
+FROZEN = """
+import asyncio
+import sys
+
+from sterna.messages.actors import CancelDispatch
+from sterna.messaging import mailbox
+
+mailbox.HEARTBEAT_MS, mailbox.HEARTBEAT_TIMEOUT_MS = 100, 400
+
+async def send() -> None:
+    sender = mailbox.Mailbox("127.0.0.1")
+    for name in ("r1", "r2"):
+        sender.send(sys.argv[1], CancelDispatch(name))
+        # The receiving end learns of the heartbeats by the first one.
+        await asyncio.sleep(1.0)
+    await asyncio.sleep(600)
+
+asyncio.run(send())
+"""
+"""A process that has sent a message, and can be stopped."""
+
+
+def connections_from(pid: int) -> int:
+    """How many connections this process has accepted from that one."""
+    theirs = {each.laddr.port for each in psutil.Process(pid).net_connections("tcp")}
+    ours = psutil.Process().net_connections("tcp")
+    return sum(
+        bool(each.raddr) and each.raddr.port in theirs and each.status == "ESTABLISHED"
+        for each in ours
+    )
+
+
+def test_a_peer_that_vanishes_without_a_word_leaves_no_connection_behind() -> None:
+    """As when its node loses power: nothing closes the connection from there."""
+
+    async def test() -> None:
+        receiver = Mailbox(HOST)
+        process = subprocess.Popen([sys.executable, "-c", FROZEN, receiver.address])
+        try:
+            async with asyncio.timeout(HANG_S):
+                assert (await receiver.receive())[0] == a_message("r1")
+                assert (await receiver.receive())[0] == a_message("r2")
+                assert connections_from(process.pid) > 0
+                process.send_signal(signal.SIGSTOP)
+                while connections_from(process.pid) > 0:
+                    await asyncio.sleep(0.05)
+            assert process.poll() is None
+        finally:
+            process.kill()
+            process.wait()
+            receiver.close()
 
     asyncio.run(test())
 

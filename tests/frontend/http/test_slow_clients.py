@@ -5,6 +5,7 @@ import contextlib
 import logging
 import socket
 import ssl
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -251,6 +252,30 @@ def test_an_answer_that_is_complete_but_not_read_is_cut_as_well(
 
     with noted, caplog.at_level(logging.WARNING, "sterna.frontend.http.slow_clients"):
         asyncio.run(test())
+
+
+@both
+def test_a_client_that_resets_its_idle_connection_is_not_blamed(
+    protocol: type[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """uvicorn's time-out for the next request goes on after a reset."""
+
+    async def test(loop: SkippingLoop) -> None:
+        async with served(protocol, reader_s=100.0, hang_s=SKIPPED_S) as (_, port):
+            client = await dial(port, SHORT)
+            content = b""
+            while b"short" not in content:
+                content += await loop.sock_recv(client, 1 << 14)
+            # Closed without the usual end: by a reset.
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.close()
+            for _ in range(3):
+                assert await is_answered(port)
+                loop.skipped_s += 150.0
+
+    with caplog.at_level(logging.WARNING, "sterna.frontend.http.slow_clients"):
+        run_skipping(test)
+    assert caplog.text == ""
 
 
 @both

@@ -147,9 +147,11 @@ class _ConnectionLimits(asyncio.Protocol):
             self._await_reader()
 
     def timeout_keep_alive_handler(self) -> None:
-        """See uvicorn."""
+        """See uvicorn, which also calls it for a connection that its client has reset."""
+        is_gone = self.transport.is_closing()
         super().timeout_keep_alive_handler()  # type: ignore[misc]
-        self._await_reader()
+        if not is_gone:
+            self._await_reader()
 
     def connection_lost(self, error: Exception | None) -> None:
         """See asyncio.Protocol."""

@@ -100,7 +100,8 @@ class DrainBody(msgspec.Struct, forbid_unknown_fields=True):
 class StartBody(msgspec.Struct, forbid_unknown_fields=True):
     """The number of instances to start; see `Operators.start_instances`."""
 
-    instances: int = 1
+    # The supervisor says which numbers make sense; a message cannot carry any.
+    instances: Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)] = 1
 
 
 class RestartBody(msgspec.Struct, forbid_unknown_fields=True):
