@@ -59,7 +59,8 @@ TICK_S = 0.1
 
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 3000, 4000
 """ZeroMQ's own heartbeat, by which both ends close a connection that no longer carries anything,
-after 7 seconds at most: without it a node that loses power would leave its connections here. Each second, those of two thousand connections would take 8 % of a core."""
+after 7 seconds at most: without it a node that loses power would leave its connections here. Each
+second, those of two thousand connections would take 8 % of a core."""
 
 CONNECT_TIMEOUT_MS, HANDSHAKE_TIMEOUT_MS = 3000, 5000
 """Time limits for a connection, after which it is tried again, and for the proof of its key. The

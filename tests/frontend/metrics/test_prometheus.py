@@ -116,26 +116,69 @@ def test_an_instance_that_is_gone_disappears():
     assert registry.get_sample_value("sterna_instance_used_tokens", {"instance": "i0"}) is None
 
 
-def test_where_processes_share_their_metrics_an_instance_that_is_gone_is_not_a_number(
-    tmp_path: Path,
-):
-    """Several front ends answer for each other through files, from which no series can go."""
-    script = textwrap.dedent("""
-        from prometheus_client import CollectorRegistry
-        from prometheus_client.multiprocess import MultiProcessCollector
-        from sterna.frontend.metrics.prometheus import FrontendMetrics, EngineCounts
-        from sterna.messages.actors import ClusterStats, InstanceStats
+SHARED = textwrap.dedent("""
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.multiprocess import MultiProcessCollector
+    from sterna.frontend.metrics import allocated_files
+    allocated_files.allocate_metrics()
+    from sterna.frontend.metrics.prometheus import FrontendMetrics
+    from sterna.messages.actors import ClusterStats, InstanceStats
 
-        metrics = FrontendMetrics(CollectorRegistry())
-        i0, i1 = (InstanceStats(name, 2, 1, 96, 1000, 45.5, 1, 0) for name in ("i0", "i1"))
-        metrics.show(ClusterStats((i0, i1)))
-        metrics.show(ClusterStats((i1,)))
-        shown = CollectorRegistry()
-        MultiProcessCollector(shown)
-        for name in ("i0", "i1"):
-            print(shown.get_sample_value("sterna_instance_used_tokens", {"instance": name}))
+    metrics = FrontendMetrics(CollectorRegistry())
+
+    def show(names):
+        metrics.show(
+            ClusterStats(tuple(InstanceStats(each, 2, 1, 96, 1000, 45.5, 1, 0) for each in names))
+        )
+
+    def shown(name):
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry)
+        return registry.get_sample_value("sterna_instance_used_tokens", {"instance": name})
+""")
+"""Several front ends answer for each other through files."""
+
+
+def test_where_processes_share_their_metrics_an_instance_that_is_gone_disappears(tmp_path: Path):
+    script = SHARED + textwrap.dedent("""
+        show(["i0", "i1"])
+        show(["i1"])
+        print(shown("i0"), shown("i1"))
+        show(["i1", "i0"])
+        print(shown("i0"), shown("i1"))
     """)
-    assert printed(script, tmp_path) == ["nan", "96.0"]
+    assert printed(script, tmp_path) == ["None", "96.0", "96.0", "96.0"]
+
+
+def test_among_many_instances_the_files_are_written_anew_for_several_that_are_gone(tmp_path: Path):
+    """With each one of 32 a front end would stand still."""
+    script = SHARED + textwrap.dedent("""
+        names = [f"i{number}" for number in range(40)]
+        show(names)
+        show(names[1:])
+        print(shown("i0"), shown("i39"))
+        show(names[2:])
+        print(shown("i0"), shown("i39"))
+        show(names[3:])
+        print(shown("i0"), shown("i1"), shown("i2"), shown("i39"))
+    """)
+    told = printed(script, tmp_path)
+    assert told == ["nan", "96.0", "nan", "96.0", "None", "None", "None", "96.0"]
+
+
+def test_the_files_do_not_grow_with_instances_that_come_and_go(tmp_path: Path):
+    script = SHARED + textwrap.dedent("""
+        import os
+        for number in range(400):
+            show([f"i{number}", f"i{number + 1}"])
+        folder = os.environ["PROMETHEUS_MULTIPROC_DIR"]
+        print(sum(os.path.getsize(os.path.join(folder, each)) for each in os.listdir(folder)) >> 16)
+        print(shown("i398"), shown("i400"))
+    """)
+    num_units, *values = printed(script, tmp_path)
+    # Each kind of series has 64 KiB.
+    assert int(num_units) <= 4
+    assert values == ["None", "96.0"]
 
 
 def printed(script: str, metrics_folder: Path) -> list[str]:

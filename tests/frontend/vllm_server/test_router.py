@@ -1,8 +1,8 @@
 """The router towards vLLM's engine-core client: its sockets and its requests."""
 
 import asyncio
-import time
 import json
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

@@ -1,6 +1,8 @@
 """The front ends of a cluster that is told to end."""
 
 import asyncio
+import os
+import subprocess
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 from sterna.config import ClusterConfig, FrontendConfig, LlumletConfig, TransportConfig
 from sterna.policy.presets import STERNA
 from sterna.runtime.supervisor import services
+from sterna.runtime.supervisor.recovery import FoundMembers
 from sterna.runtime.supervisor.services import Services
 from sterna.runtime.supervisor.tasks import Tasks
 from sterna.supervisor.failure_detector import ProcessIdentity
@@ -82,8 +85,10 @@ def gcs(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 class ServicesWith(Services):
     """Services whose next front end is this one."""
 
-    def __init__(self, handle: FrontendHandle, tasks: Tasks) -> None:
-        super().__init__({}, "metrics", tasks, lambda: None)
+    def __init__(
+        self, handle: FrontendHandle, tasks: Tasks, metrics_folder: str = "metrics"
+    ) -> None:
+        super().__init__({}, metrics_folder, tasks, lambda: None)
         config = ClusterConfig(LlumletConfig(STERNA), TransportConfig(), FrontendConfig())
         self.configure(config, b"args", NobodyEnds())  # type: ignore[arg-type]
         self.ready = b"ready"
@@ -173,3 +178,27 @@ def test_nobody_is_replaced_before_rays_gcs_is_there(
         return starts
 
     assert asyncio.run(scenario()) == [[True]]
+
+
+def test_a_supervisor_that_takes_over_hides_the_gauges_of_front_ends_that_died_before(
+    tmp_path: Path,
+) -> None:
+    """They would show instances of that time for ever; counts stay, since they are added up."""
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    gone = [f"gauge_livemostrecent_{ended.pid}.db"]
+    staying = [
+        *(f"counter_{ended.pid}.db", f"histogram_{ended.pid}.db"),
+        f"gauge_livemostrecent_{os.getpid()}.db",
+    ]
+    for name in (*gone, *staying):
+        (tmp_path / name).touch()
+
+    async def test() -> None:
+        tasks = Tasks()
+        under_test = ServicesWith(FrontendHandle(), tasks, str(tmp_path))
+        under_test.take_over(FoundMembers())
+        tasks.cancel()
+
+    asyncio.run(test())
+    assert sorted(each.name for each in tmp_path.iterdir()) == sorted(staying)

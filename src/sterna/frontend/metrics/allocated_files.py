@@ -9,9 +9,11 @@ docs/internals/parts.md compares a server without this.
 """
 
 import contextlib
+import json
 import logging
 import os
 import time
+from collections.abc import Set
 
 from prometheus_client import values
 from prometheus_client.mmap_dict import MmapedDict
@@ -38,6 +40,17 @@ def allocate_metrics() -> None:
     values.ValueClass = values.MultiProcessValue(lambda: process_id)
 
 
+_files: "list[SeriesFile]" = []
+"""Those of this process; prometheus_client does not show its own list."""
+
+
+def forget_series(label: str, texts: Set[str]) -> None:
+    """Take the series of this process that have one of these values of the label out of its files,
+    which prometheus_client cannot."""
+    for each in _files:
+        each.forget(label, texts)
+
+
 class SeriesFile:
     """The series of this process of one kind, with the interface of prometheus_client's
     `MmapedDict`.
@@ -51,6 +64,7 @@ class SeriesFile:
         self._placed: set[str] = set()
         self._waiting: dict[str, tuple[float, float] | None] = {}
         self._retry_at_s: float | None = None
+        _files.append(self)
 
     def read_value(self, key: str) -> tuple[float, float]:
         """Return the value and time of a series; a new one begins with zeros."""
@@ -65,6 +79,30 @@ class SeriesFile:
             self._waiting[key] = (value, timestamp)
         else:
             file.write_value(key, value, timestamp)
+
+    def forget(self, label: str, texts: Set[str]) -> None:
+        """Take the series that have one of these values of the label out of the file: another one
+        replaces it, since readers may be reading. Without room for that it stays as it is."""
+        gone = {key for key in (*self._placed, *self._waiting) if _labels(key).get(label) in texts}
+        self._waiting = {key: last for key, last in self._waiting.items() if key not in gone}
+        if self._file is None or gone.isdisjoint(self._placed):
+            return
+        staying = self._placed - gone
+        unready = f"{self._filename}.unready"
+        with contextlib.suppress(OSError):
+            os.unlink(unready)
+        try:
+            file = _AllocatedFile(unready)
+            for key in staying:
+                file.read_value(key)
+                file.write_value(key, *self._file.read_value(key))
+            os.rename(unready, self._filename)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(unready)
+            return
+        self._file.close()
+        self._file, self._placed = file, staying
 
     def close(self) -> None:
         """Unmap the file, which stays."""
@@ -102,6 +140,12 @@ class SeriesFile:
             if self._retry_at_s is not None:
                 logger.info("metrics are complete again file=%s", self._filename)
             self._retry_at_s = None
+
+
+def _labels(key: str) -> dict[str, str]:
+    """The labels of a series, which are in prometheus_client's key."""
+    labels: dict[str, str] = json.loads(key)[2]
+    return labels
 
 
 class _AllocatedFile(MmapedDict):

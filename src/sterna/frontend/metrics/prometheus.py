@@ -4,11 +4,12 @@ increments of those of vLLM's metrics that come from the instances."""
 import math
 import warnings
 from collections import Counter as Counted
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from itertools import zip_longest
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
+from sterna.frontend.metrics.allocated_files import forget_series
 from sterna.frontend.metrics.latencies import Observed
 from sterna.frontend.metrics.metric_table import (
     DOWNTIME,
@@ -29,13 +30,17 @@ from sterna.messages.actors import ClusterStats, InstanceStats, MigrationEnd
 from sterna.metrics.summary import fragmentation_proportion
 from sterna.types import NORMAL, InstanceId, Priority
 
+GONE_FACTOR = 16
+"""Files are written anew when one of as many instances has gone: that takes 10 µs a series, and no
+stream goes on meanwhile."""
+
 
 class FrontendMetrics:
     """Metrics of requests by class, and of the last `ClusterStats`.
 
-    The gauges of instances that have gone disappear, or become NaN if several processes share their
-    metrics. Those of a process that has ended go with its file (prometheus_client's
-    `mark_process_dead`), its counts and times stay.
+    The gauges of instances that have gone disappear; among many instances they are NaN until some
+    more have gone (`GONE_FACTOR`). Those of a process that has ended go with its file
+    (prometheus_client's `mark_process_dead`), its counts and times stay.
 
     Args:
         class_names: of the classes that are known from the start.
@@ -59,6 +64,8 @@ class FrontendMetrics:
             for name in class_names:
                 histogram.labels(name)
         self._shown: set[str] = set()
+        # Instances that have gone, whose series are in this process's files.
+        self._in_files: set[str] = set()
         self._priorities: set[Priority] = {NORMAL}
 
     def count(self, num_by_class: Mapping[str, int]) -> None:
@@ -104,18 +111,26 @@ class FrontendMetrics:
         for priority in self._priorities:
             self._running.labels(str(int(priority))).set(running[priority])
             self._usage.labels(str(int(priority))).set(usage[priority])
-        for instance_id in self._shown - {each.instance_id for each in stats.instances}:
-            for gauge in self._gauges.values():
-                # If several processes share their metrics, series cannot be removed; Prometheus
-                # takes NaN for the end of a series.
-                gauge.labels(instance_id).set(math.nan)
-                with warnings.catch_warnings():
-                    # prometheus_client warns of that at every removal.
-                    warnings.simplefilter("ignore", UserWarning)
-                    gauge.remove(instance_id)
-        self._shown = {each.instance_id for each in stats.instances}
+        living: set[str] = {each.instance_id for each in stats.instances}
+        self._hide(self._shown - living, len(living))
+        self._shown = living
         for instance in stats.instances:
             self._show_instance(instance)
+
+    def _hide(self, gone: Set[str], num_living: int) -> None:
+        """Take the gauges of these instances away."""
+        for instance_id in gone:
+            for gauge in self._gauges.values():
+                # Until the series is out of the file, it is not a number.
+                gauge.labels(instance_id).set(math.nan)
+                with warnings.catch_warnings():
+                    # prometheus_client warns that it does not take it out.
+                    warnings.simplefilter("ignore", UserWarning)
+                    gauge.remove(instance_id)
+        self._in_files |= gone
+        if self._in_files and GONE_FACTOR * len(self._in_files) >= num_living:
+            forget_series("instance", self._in_files)
+            self._in_files = set()
 
     def _show_instance(self, instance: InstanceStats) -> None:
         for field, gauge in self._gauges.items():

@@ -123,9 +123,7 @@ class Utilities:
         calls = (self._call_one(each, call.method, payload) for each in instances)
         return merge(call.method, await asyncio.gather(*calls))
 
-    async def _call_any(
-        self, instances: Sequence[InstanceId], method: str, payload: bytes
-    ) -> Any:
+    async def _call_any(self, instances: Sequence[InstanceId], method: str, payload: bytes) -> Any:
         """The first result of any of them; the last one's error where none has one."""
         calls = [asyncio.ensure_future(self._call_one(each, method, payload)) for each in instances]
         error: Exception | None = None

@@ -6,8 +6,10 @@ import itertools
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 from prometheus_client.multiprocess import mark_process_dead
 
@@ -43,6 +45,15 @@ class _Member:
     actor: Any
     address: str
     process: ProcessIdentity
+
+
+def _hide_gauges_of_the_dead(metrics_folder: str) -> None:
+    """Delete the gauges of processes that have ended; those of a front end stand for what it sees,
+    and a successor does not know what it has shown."""
+    for path in Path(metrics_folder).glob("gauge_live*_*.db"):
+        process_id = path.stem.rpartition("_")[2]
+        if process_id.isdecimal() and not psutil.pid_exists(int(process_id)):
+            mark_process_dead(int(process_id), metrics_folder)  # type: ignore[no-untyped-call]
 
 
 class Services:
@@ -138,6 +149,8 @@ class Services:
         missing."""
         for frontend_id, (actor, status) in found.frontends.items():
             self._host_frontend(frontend_id, _Member(actor, status.address, status.process))
+        # Of front ends that died with the other supervisor.
+        _hide_gauges_of_the_dead(self._metrics_folder)
         for _ in range(self._config.num_frontends - len(self._frontends)):
             self._tasks.begin(self._replace("front end", self._replace_frontend))
         if found.scheduler is None:
