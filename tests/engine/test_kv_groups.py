@@ -1,5 +1,6 @@
 """KV cache groups: what a stage copies and what is adopted, over vLLM's own managers."""
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ pytest.importorskip("vllm")
 
 import torch
 from vllm.v1.core.kv_cache_coordinator import get_kv_cache_coordinator
+from vllm.v1.core.kv_cache_utils import generate_scheduler_kv_cache_config
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
@@ -18,12 +20,14 @@ from vllm.v1.kv_cache_interface import (
     KVCacheGroupSpec,
     KVCacheSpec,
     MambaSpec,
+    MLAAttentionSpec,
     SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
 )
 
 from sterna.engine.kv_columns import STATE_COLUMN
 from sterna.engine.kv_memory import KvGroup
-from sterna.engine.vllm.kv_groups import KvGroups
+from sterna.engine.vllm.kv_groups import KvGroups, kv_cache_groups_tp_replicas
 from sterna.types import RequestId
 
 NUM_BLOCKS = 400
@@ -51,9 +55,6 @@ def state(block_size: int, mode: str = "none") -> MambaSpec:
 
 def groups_of(*specs: KVCacheSpec, max_in_flight_tokens: int = 64) -> tuple[KvGroups, Any]:
     """The groups, and vLLM's coordinator."""
-    import math
-
-    block_size = math.lcm(*(each.block_size for each in specs))
     config = KVCacheConfig(
         num_blocks=NUM_BLOCKS,
         kv_cache_tensors=[],
@@ -61,6 +62,11 @@ def groups_of(*specs: KVCacheSpec, max_in_flight_tokens: int = 64) -> tuple[KvGr
             KVCacheGroupSpec([f"layer{number}"], each) for number, each in enumerate(specs)
         ],
     )
+    return groups_with(config, max_in_flight_tokens)
+
+
+def groups_with(config: KVCacheConfig, max_in_flight_tokens: int = 64) -> tuple[KvGroups, Any]:
+    block_sizes = [each.kv_cache_spec.block_size for each in config.kv_cache_groups]
     coordinator = get_kv_cache_coordinator(
         config,
         max_model_len=1024,
@@ -70,10 +76,52 @@ def groups_of(*specs: KVCacheSpec, max_in_flight_tokens: int = 64) -> tuple[KvGr
         enable_kv_cache_events=False,
         dcp_world_size=1,
         pcp_world_size=1,
-        scheduler_block_size=block_size,
-        hash_block_size=math.gcd(*(each.block_size for each in specs)),
+        scheduler_block_size=math.lcm(*block_sizes),
+        hash_block_size=math.gcd(*block_sizes),
     )
     return KvGroups(coordinator, config), coordinator
+
+
+def latent(block_size: int) -> MLAAttentionSpec:
+    """The same on all ranks."""
+    return MLAAttentionSpec(block_size=block_size, max_tp_shards=1, **HEADS)
+
+
+NUM_RANKS = 4
+
+
+def shards_of(*groups: dict[str, KVCacheSpec], has_drafter: bool = False) -> tuple[int, ...]:
+    """For each group of layers, how many ranks hold the same, by the scheduler's configuration as
+    vLLM makes it from the workers'."""
+    workers = KVCacheConfig(
+        num_blocks=NUM_BLOCKS,
+        kv_cache_tensors=[],
+        kv_cache_groups=[
+            KVCacheGroupSpec(list(layers), UniformTypeKVCacheSpecs(16, layers)) for layers in groups
+        ],
+    )
+    workers.kv_tp_replicas = kv_cache_groups_tp_replicas(workers.kv_cache_groups, NUM_RANKS)
+    found, _ = groups_with(generate_scheduler_kv_cache_config([workers]))
+    config = SimpleNamespace(
+        parallel_config=SimpleNamespace(tensor_parallel_size=NUM_RANKS),
+        speculative_config=SimpleNamespace() if has_drafter else None,
+    )
+    return found.shards_of(config).of_groups
+
+
+def test_latent_layers_are_the_same_on_all_ranks_and_others_are_split() -> None:
+    assert shards_of({"a": latent(16), "b": latent(16)}) == (4,)
+    assert shards_of({"a": full(16), "b": full(16)}) == (1,)
+    assert shards_of({"a": latent(16)}, {"b": full(16)}) == (4, 1)
+
+
+def test_a_drafters_split_layers_beside_latent_ones_are_split() -> None:
+    """vLLM's scheduler knows such a group by its first layer alone."""
+    mixed = {"target": latent(16), "draft": full(16)}
+    assert shards_of(mixed, has_drafter=True) == (1,)
+    assert shards_of(mixed) == (1,)
+    assert shards_of(mixed, {"other": latent(16)}, has_drafter=True) == (1, 1)
+    assert shards_of({"target": latent(16), "draft": latent(16)}, has_drafter=True) == (4,)
 
 
 def test_a_unit_is_a_whole_number_of_blocks_in_every_positional_group() -> None:

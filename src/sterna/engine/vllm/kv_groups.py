@@ -4,6 +4,7 @@
 methods run on the engine's thread.
 """
 
+import math
 from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
@@ -104,13 +105,16 @@ class KvGroups(KvColumns[KVCacheBlock]):
     def shards_of(self, vllm_config: Any) -> Shards:
         """Return which ranks of the engine hold the same blocks."""
         num_ranks = vllm_config.parallel_config.tensor_parallel_size
-        return Shards(
-            num_ranks,
-            tuple(
-                kv_cache_groups_tp_replicas([group], num_ranks)
-                for group in self._config.kv_cache_groups
-            ),
-        )
+        replicas = [
+            kv_cache_groups_tp_replicas([group], num_ranks)
+            for group in self._config.kv_cache_groups
+        ]
+        if len(replicas) == 1 or vllm_config.speculative_config is not None:
+            # The scheduler knows a group by its first layer, and a drafter's layers in the same
+            # group may be split among the ranks. vLLM's own number is from all layers. Where
+            # another group has lowered it, ranks send what one could have sent for all.
+            replicas = [math.gcd(each, self._config.kv_tp_replicas) for each in replicas]
+        return Shards(num_ranks, tuple(replicas))
 
     def num_held(self, request_id: str) -> int:
         """The blocks that the request holds in all groups together, without null blocks."""
