@@ -575,7 +575,7 @@ class InstanceMember(msgspec.Struct, frozen=True, array_like=True):
         is_terminating: it gets no new requests, and is being emptied.
         note: the reason why it is being emptied, for operators.
         generation: that of its engine options.
-        kv_format: that of `EngineFacts`.
+        kv_format: a digest of that of `EngineFacts`.
         emptied_since: version of the first membership of this termination, which identifies it; 0
             while the instance is not being emptied.
     """

@@ -123,6 +123,8 @@ class Mailbox:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ticking: asyncio.TimerHandle | None = None
         self._encoder = msgspec.msgpack.Encoder()
+        self._last_message: WireMessage | None = None
+        self._last_encoded = b""
         self._decoder: msgspec.msgpack.Decoder[WireMessage] = msgspec.msgpack.Decoder(WireMessage)
 
     def send(self, address: str, message: WireMessage, frames: Frames = ()) -> bool:
@@ -130,7 +132,7 @@ class Mailbox:
         large, the queue is full, or this mailbox is closed."""
         if self._inbox.is_closed:
             return False
-        encoded = self._encoder.encode(message)
+        encoded = self._encoded(message)
         if any(len(each) > MAX_FRAME_BYTES for each in (encoded, *frames)):
             logger.error("message dropped, too large peer=%s type=%s", address, type(message))
             return False
@@ -148,6 +150,13 @@ class Mailbox:
         if self._ticking is None:
             self._tick_later()
         return True
+
+    def _encoded(self, message: WireMessage) -> bytes:
+        """The bytes of the message; one that goes to several mailboxes in a row, such as the
+        membership of a thousand, is encoded and kept once."""
+        if message is not self._last_message:
+            self._last_message, self._last_encoded = message, self._encoder.encode(message)
+        return self._last_encoded
 
     async def receive(self) -> tuple[WireMessage, list[bytes]]:
         """Return the next message and its payload frames.

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -34,11 +35,18 @@ CLOSE_TIMEOUT_S = 10.0
 """Time for an empty instance to release everything; then its process is killed."""
 
 
+def _short(kv_format: str) -> str:
+    """A digest of an engine's KV format, which has hundreds of characters: every membership has it
+    for each instance, and goes to each of them."""
+    return hashlib.blake2b(kv_format.encode(), digest_size=16).hexdigest()
+
+
 @dataclass(frozen=True, slots=True)
 class _HostedActor:
     """The actor of an instance that is up.
 
     Attributes:
+        kv_format: a digest of that of its `EngineFacts`.
         actor: None if its supervisor died and the successor cannot reach it.
     """
 
@@ -138,7 +146,8 @@ class InstanceActors:
             has_cause = isinstance(error, ray.exceptions.RayTaskError)
             reason = f": {error.cause}" if has_cause else " died while starting"
             raise InstanceStartError(f"instance {instance_id}{reason}") from error
-        self._hosted[instance_id] = _HostedActor(actor, address, facts.kv_format, place, process)
+        kv_format = _short(facts.kv_format)
+        self._hosted[instance_id] = _HostedActor(actor, address, kv_format, place, process)
         return facts
 
     def _spec(self, instance_id: InstanceId, options: tuple[str, ...]) -> InstanceSpec:
@@ -163,7 +172,7 @@ class InstanceActors:
         """Host an instance that another supervisor has started."""
         assert status.facts is not None
         self._hosted[instance_id] = _HostedActor(
-            actor, status.address, status.facts.kv_format, place, status.process
+            actor, status.address, _short(status.facts.kv_format), place, status.process
         )
 
     def take_over_silent(
