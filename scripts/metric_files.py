@@ -73,6 +73,16 @@ ALERTS = (
         "Look at the server's log; `sterna doctor` checks the machine.",
     ),
     Alert(
+        # A pod that is pending, or was deleted, is no target, and has no `up`.
+        "SternaGone",
+        f"count by (job) (present_over_time(up{{{OUR_JOBS}}}[1h])) unless on (job) "
+        f"up{{{OUR_JOBS}}}",
+        "5m",
+        "page",
+        "A server that was there is not looked at.",
+        "Its pod may be pending or gone; for an hour also after it was removed for good.",
+    ),
+    Alert(
         "SternaNoInstance",
         f"up{{{OUR_JOBS}}} == 1 unless on (job) count by (job) "
         "(sterna_instance_total_tokens == sterna_instance_total_tokens)",

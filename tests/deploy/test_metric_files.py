@@ -94,6 +94,7 @@ MIGRATIONS = "sterna_migrations_total"
 
 CASES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
     "SternaDown": ([series("up", "0x60")], [UP, INSTANCE]),
+    "SternaGone": ([series("up", "1x10 stale"), *OF_ANOTHER], [UP, *OF_ANOTHER]),
     "SternaNoInstance": (
         [UP, gone("sterna_instance_total_tokens"), *OF_ANOTHER],
         [UP, INSTANCE, gone("sterna_instance_total_tokens")],
