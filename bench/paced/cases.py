@@ -199,6 +199,8 @@ CASES: Mapping[str, Case] = {
     )
 }
 """All of them, by name. The rates are such that the simulator predicts some queuing with Llumnix's
-rules on the paper's traces: at lower ones it predicts nearly the same of all policies. The speeds
-are such that two fast cores carry the paper's traces: with ShareGPT on four, 2.0 took four fifths
-of the time of two cores of an AMD EPYC with AVX-512, and all of two of an Intel Xeon at 2.6 GHz."""
+rules on the paper's traces: at lower ones it predicts nearly the same of all policies. On S-L and
+L-S it predicts some with round robin's only, and on S-S none at a rate that two cores carry. The
+speeds are such that two fast cores carry the paper's traces: with ShareGPT on four, 2.0 took four
+fifths of the time of two cores of an AMD EPYC with AVX-512, and all of two of an Intel Xeon at
+2.6 GHz."""

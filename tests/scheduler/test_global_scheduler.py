@@ -209,6 +209,34 @@ def test_a_dispatch_that_never_arrives_is_not_held_against_its_instance_for_ever
     assert in_flight(core) == {"i0": [160, 320], "i1": [480]}
 
 
+def test_a_dispatch_to_an_engine_that_ends_no_step_stays_in_flight() -> None:
+    """It hangs, or computes a very long prompt: its reports go on and show nothing new, and it
+    would look as free as it was before."""
+    core = GlobalScheduler(LLUMNIX, now_s=0.0, in_flight_lease_s=2.0)
+    stuck = report(evenly_loaded("i0", 160, 1))
+    core.on_load(stuck, 0.0)
+    core.on_request(ask("a", 320), 0.0)
+    for second in range(1, 150):
+        core.on_load(structs.replace(stuck, sequence=stuck.sequence + second), float(second))
+        core.on_tick(float(second))
+        assert in_flight(core) == {"i0": [320]}
+    # Should nobody end it, it is given up all the same.
+    core.on_tick(152.0)
+    core.on_request(ask("b", 480), 152.0)
+    assert in_flight(core) == {"i0": [480]}
+
+
+def test_a_dispatch_that_is_lost_is_given_up_once_its_instance_has_gone_on() -> None:
+    core = GlobalScheduler(LLUMNIX, now_s=0.0, in_flight_lease_s=2.0)
+    first = report(evenly_loaded("i0", 160, 1))
+    core.on_load(first, 0.0)
+    core.on_request(ask("a", 320), 0.0)
+    grown = report(evenly_loaded("i0", 176, 1))
+    core.on_load(structs.replace(grown, sequence=first.sequence + 1), 1.0)
+    core.on_request(ask("b", 480), 2.0)
+    assert in_flight(core) == {"i0": [480]}
+
+
 def test_each_dispatch_that_never_arrives_is_given_up_in_its_time() -> None:
     core = GlobalScheduler(LLUMNIX, now_s=0.0, in_flight_lease_s=2.0)
     core.on_load(report(instance("i0")), 0.0)

@@ -8,6 +8,7 @@ one instance alone.
 import math
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field
+from functools import partial
 
 from msgspec import structs
 
@@ -18,6 +19,11 @@ from sterna.policy.headroom import shared
 from sterna.policy.virtual_usage import Candidate, NewRequest
 from sterna.types import FrontendId, InstanceId, InstanceLoad, RequestId
 
+LONGEST_STEP_S = 150.0
+"""Longer than an engine may take for a step before it counts as dead (`step_timeout_s`)."""
+
+LOOK_AGAIN_S = 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class _InFlight:
@@ -26,6 +32,8 @@ class _InFlight:
     frontend_id: FrontendId
     request: NewRequest
     expires_s: float
+    # What the instance had reported when the request was sent.
+    load: InstanceLoad | None = None
 
 
 @dataclass(slots=True)
@@ -52,11 +60,27 @@ class _Instance:
         return self.known
 
 
+def _is_lost(each: _InFlight, load: InstanceLoad | None, now_s: float) -> bool:
+    return each.expires_s <= now_s and not _waits(each, load, now_s)
+
+
+def _waits(each: _InFlight, load: InstanceLoad | None, now_s: float) -> bool:
+    """Whether the request is at its instance in all likelihood, which has ended no step since
+    then: the reports go on, and are the same. Else an engine that hangs would look free."""
+    before = each.load
+    if before is None or load is None or now_s >= each.expires_s + LONGEST_STEP_S:
+        return False
+    has_work = load.num_running > 0 or load.num_queuing > 0
+    goes_on = load.sequence > before.sequence
+    return has_work and goes_on and load == structs.replace(before, sequence=load.sequence)
+
+
 class KnownInstances(Container[InstanceId]):
     """The instances that take part, or are starting, as decisions see them.
 
     Args:
-        in_flight_lease_s: a dispatch that no report shows after this time is taken for lost.
+        in_flight_lease_s: a dispatch that no report shows after this time is taken for lost, unless
+            the instance is in one step all the time.
     """
 
     def __init__(self, policy: PolicyConfig, in_flight_lease_s: float) -> None:
@@ -177,7 +201,10 @@ class KnownInstances(Container[InstanceId]):
             expires_s = now_s + self._in_flight_lease_s
             self._first_expiry_s = min(self._first_expiry_s, expires_s)
             instance.in_flight.append(
-                _InFlight(dispatch_number, request.request_id, request.frontend_id, new, expires_s)
+                _InFlight(
+                    *(dispatch_number, request.request_id, request.frontend_id),
+                    *(new, expires_s, instance.load),
+                )
             )
 
     def drop(self, request_id: RequestId) -> None:
@@ -197,9 +224,12 @@ class KnownInstances(Container[InstanceId]):
             return
         self._first_expiry_s = math.inf
         for instance in self._instances.values():
-            self._drop(instance, lambda each: each.expires_s <= now_s)
+            if not instance.in_flight:
+                continue
+            self._drop(instance, partial(_is_lost, load=instance.load, now_s=now_s))
             for each in instance.in_flight:
-                self._first_expiry_s = min(self._first_expiry_s, each.expires_s)
+                due_s = max(each.expires_s, now_s + LOOK_AGAIN_S)
+                self._first_expiry_s = min(self._first_expiry_s, due_s)
 
     # ---------------------------------------------------------------------------- internals
 
