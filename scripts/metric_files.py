@@ -79,7 +79,7 @@ ALERTS = (
         f"up{{{OUR_JOBS}}}",
         "5m",
         "page",
-        "A server that was there is not looked at.",
+        "Prometheus no longer scrapes a server that it scraped within the last hour.",
         "Its pod may be pending or gone; for an hour also after it was removed for good.",
     ),
     Alert(

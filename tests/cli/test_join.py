@@ -20,16 +20,17 @@ def _joined(
     monkeypatch: pytest.MonkeyPatch, own: dict[str, str], *arguments: str
 ) -> tuple[list[str], dict[str, str]]:
     """The command that the process becomes, and its environment."""
-    environment = {"HOME": os.environ.get("HOME", "/"), **own}
+    environment = {"HOME": "/", "PATH": os.environ["PATH"], **own}
     commands: list[list[str]] = []
 
-    def become(path: Path, command: list[str]) -> None:
-        assert command[0] == str(path)
+    def become(path: str, command: list[str]) -> None:
+        assert command[0] == path
         commands.append(command)
         raise _BecameError
 
     monkeypatch.setattr(os, "environ", environment)
     monkeypatch.setattr(os, "execv", become)
+    monkeypatch.setattr("sterna.cli.join.raise_limit", lambda: None)
     with pytest.raises(_BecameError):
         main(["join", *arguments])
     ((ray, *others),) = commands

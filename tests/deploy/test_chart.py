@@ -250,9 +250,15 @@ def test_with_a_certificate_probes_and_prometheus_speak_tls() -> None:
             }
         (mount,) = (each for each in container["volumeMounts"] if each["name"] == "tls")
         assert mount == {"name": "tls", "mountPath": "/etc/sterna-tls", "readOnly": True}
+        annotations = deployment["spec"]["template"]["metadata"]["annotations"]
+        assert annotations["prometheus.io/scheme"] == "https"
         volumes = deployment["spec"]["template"]["spec"]["volumes"]
         assert {"name": "tls", "secret": {"secretName": "sterna-tls"}} in volumes
         kubernetes_validate.validate(deployment, KUBERNETES_VERSIONS[-1], strict=True)
+    for service in of_kind("Service", manifests):
+        (port,) = service["spec"]["ports"]
+        assert port["appProtocol"] == "https"
+        kubernetes_validate.validate(service, KUBERNETES_VERSIONS[-1], strict=True)
     (monitor,) = of_kind("PodMonitor", manifests)
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     assert endpoint["scheme"] == "https"
@@ -261,7 +267,7 @@ def test_with_a_certificate_probes_and_prometheus_speak_tls() -> None:
 def test_without_a_certificate_nothing_speaks_tls() -> None:
     manifests = rendered(EVERYTHING)
     assert "ssl" not in str(manifests)
-    assert "HTTPS" not in str(manifests)
+    assert "https" not in str(manifests).lower()
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,7 @@ def request(num_computed_tokens: int, num_tokens: int, num_output_tokens: int = 
     return SimpleNamespace(
         num_computed_tokens=num_computed_tokens,
         num_tokens=num_tokens,
-        num_output_tokens=num_output_tokens,
+        num_prompt_tokens=num_tokens - num_output_tokens,
     )
 
 

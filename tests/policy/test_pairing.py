@@ -363,6 +363,10 @@ def test_an_instance_whose_batch_is_full_is_no_destination() -> None:
     for source in (emptied, crowded):
         assert pairs_of(source, full) == {}
         assert pairs_of(source, full, roomy) == {source.instance_id: "i9"}
+    # What queues there needs no place, and leaves first.
+    queue = replace(emptied, queuing=(queuing("q", 160),))
+    assert pairs_of(queue, full) == {"i0": "i8"}
+    assert pairs_of(queue, full, roomy) == {"i0": "i9"}
     # One that is on its way takes the last place.
     destination = candidate(roomy, in_flight=[new_request(16)])
     assert pair([candidate(emptied), destination], LLUMNIX) == {}

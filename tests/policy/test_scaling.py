@@ -348,6 +348,9 @@ def test_what_a_class_wants_is_not_asked_for_again_until_it_shows() -> None:
     # One has begun, and the other one has failed: it is asked for again.
     shown, decision = towards(state, 4, SLACK, CONFIG, num_starting=1, now_s=9.9)
     assert decision == ScaleUp(1)
+    # Nor does a death show it.
+    _, decision = towards(state, 4, SLACK[:1], CONFIG, num_starting=0, now_s=9.9)
+    assert decision is None
     # Nothing has come of it for a period.
     _, decision = towards(state, 4, SLACK, CONFIG, num_starting=0, now_s=10.0)
     assert decision == ScaleUp(2)

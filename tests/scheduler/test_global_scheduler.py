@@ -217,13 +217,31 @@ def test_a_dispatch_to_an_engine_that_ends_no_step_stays_in_flight() -> None:
     core.on_load(stuck, 0.0)
     core.on_request(ask("a", 320), 0.0)
     for second in range(1, 150):
-        core.on_load(structs.replace(stuck, sequence=stuck.sequence + second), float(second))
+        # Somebody reserves memory there meanwhile.
+        told = structs.replace(stuck, sequence=stuck.sequence + second, num_migrating_in=second % 7)
+        core.on_load(told, float(second))
         core.on_tick(float(second))
         assert in_flight(core) == {"i0": [320]}
-    # Should nobody end it, it is given up all the same.
-    core.on_tick(152.0)
-    core.on_request(ask("b", 480), 152.0)
+    # The step has ended without showing it.
+    goes_on = report(evenly_loaded("i0", 176, 1))
+    core.on_load(structs.replace(goes_on, sequence=stuck.sequence + 150), 150.0)
+    core.on_tick(150.5)
+    core.on_request(ask("b", 480), 150.5)
     assert in_flight(core) == {"i0": [480]}
+
+
+def test_a_dispatch_that_has_not_expired_is_given_up_in_its_time_beside_one_that_stays() -> None:
+    core = GlobalScheduler(LLUMNIX, now_s=0.0, in_flight_lease_s=2.0)
+    stuck = report(evenly_loaded("i0", 160, 1))
+    core.on_load(stuck, 0.0)
+    core.on_load(report(evenly_loaded("i1", 1_600, 8)), 0.0)
+    assert core.on_request(ask("a", 12_000), 0.0) == [sent("a", "i0", 1)]
+    assert core.on_request(ask("b", 320), 0.1) == [sent("b", "i1", 2)]
+    for tenth in range(1, 23):
+        told = structs.replace(stuck, sequence=stuck.sequence + tenth)
+        core.on_load(told, tenth / 10)
+        core.on_tick(tenth / 10)
+    assert in_flight(core) == {"i0": [12_000], "i1": []}
 
 
 def test_a_dispatch_that_is_lost_is_given_up_once_its_instance_has_gone_on() -> None:
@@ -232,7 +250,7 @@ def test_a_dispatch_that_is_lost_is_given_up_once_its_instance_has_gone_on() -> 
     core.on_load(first, 0.0)
     core.on_request(ask("a", 320), 0.0)
     grown = report(evenly_loaded("i0", 176, 1))
-    core.on_load(structs.replace(grown, sequence=first.sequence + 1), 1.0)
+    core.on_load(structs.replace(grown, sequence=first.sequence + 1), 1.5)
     core.on_request(ask("b", 480), 2.0)
     assert in_flight(core) == {"i0": [480]}
 

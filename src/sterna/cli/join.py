@@ -6,6 +6,7 @@ them from its own environment, so that they do not come with the address.
 
 import argparse
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
@@ -46,7 +47,7 @@ def join(args: argparse.Namespace) -> NoReturn:
     """Become `ray start`.
 
     Raises:
-        ConfigurationError: the address has no port, or no token was set.
+        ConfigurationError: the address has no port, no token was set, or there is no Ray.
     """
     host, _, port = args.address.rpartition(":")
     if not host or not port.isdecimal():
@@ -60,5 +61,7 @@ def join(args: argparse.Namespace) -> NoReturn:
     protect_ray(os.environ, is_shared=True)
     set_node_defaults(os.environ, WAITS_FOR_SERVER_S)
     raise_limit()
-    ray = Path(sys.executable).with_name("ray")
-    os.execv(ray, [str(ray), "start", f"--address={args.address}", *args.ray_options])
+    ray = shutil.which("ray", path=str(Path(sys.executable).parent)) or shutil.which("ray")
+    if ray is None:
+        raise ConfigurationError("the command ray, which is installed with sterna, is not there")
+    os.execv(ray, [ray, "start", f"--address={args.address}", *args.ray_options])

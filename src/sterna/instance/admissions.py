@@ -1,5 +1,8 @@
 """Dispatched requests that the engine does not show yet, and the dispatches to report. Pure."""
 
+from bisect import bisect_left
+from operator import itemgetter
+
 from sterna.types import InstanceView, RequestId
 
 
@@ -24,21 +27,30 @@ class Admissions:
         if not self._numbers:
             return []
         shown = [
-            request.request_id
+            number
             for request in (*view.running, *view.queuing)
-            if request.request_id in self._numbers
+            if (number := self._numbers.pop(request.request_id, None)) is not None
         ]
-        return [number for request_id in shown for number in self.ended(request_id)]
+        return self._reportable(shown)
 
     def ended(self, request_id: RequestId) -> list[int]:
         """Return the dispatch numbers that may be reported after this request has left, or is
         shown."""
         dispatch_number = self._numbers.pop(request_id, None)
-        if dispatch_number is None:
-            return []
-        older = [each for each, number in self._numbers.items() if number < dispatch_number]
-        if not older:
-            return [dispatch_number]
-        # Its number stands for the lower ones: it is reported with the last of them.
-        self._numbers[max(older, key=self._numbers.__getitem__)] = dispatch_number
-        return []
+        return [] if dispatch_number is None else self._reportable([dispatch_number])
+
+    def _reportable(self, numbers: list[int]) -> list[int]:
+        """Those of these numbers, which have arrived, that stand for no request that has not. Each
+        other one is reported with the last request that it stands for."""
+        if not self._numbers:
+            return numbers
+        waiting = sorted(self._numbers.items(), key=itemgetter(1))
+        lower = [number for _, number in waiting]
+        found = []
+        for number in sorted(numbers):
+            place = bisect_left(lower, number)
+            if place == 0:
+                found.append(number)
+            else:
+                self._numbers[waiting[place - 1][0]] = number
+        return found

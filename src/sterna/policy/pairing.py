@@ -33,9 +33,10 @@ def pair(
 
     Sources are the instances below the source threshold that have a request to move;
     destinations those above the destination threshold that have a place in their batch: without
-    one, a move would be refused when all has been copied. A terminating instance, with its
-    freeness of minus infinity, is always a source and never a destination; and so, with
-    `preempted_make_source`, is one in which preempted requests queue.
+    one, a move is refused when all has been copied. Queuing requests, which leave a terminating
+    instance first, need none: a full batch takes them where no other instance can. A terminating
+    instance, with its freeness of minus infinity, is always a source and never a destination; and
+    so, with `preempted_make_source`, is one in which preempted requests queue.
 
     A terminating instance that has been emptied for too long moves requests without their memory
     (`move_tokens` of 0), for which every destination has room: if no instance above the threshold
@@ -46,8 +47,8 @@ def pair(
     migrations at once (`num_concurrent_migrations`): these then have the same peer.
 
     A source whose move would not help (`move_helps`) is passed over, and the destination is
-    left to the next one, with `pairs_only_to_gain`. A terminating one, which cannot wait, gets the
-    freest destination that has room instead; and none gets one whose whole memory is too small.
+    left to the next one, with `pairs_only_to_gain`. A terminating one, which cannot wait, then gets
+    the freest destination that has room instead; and none gets one whose whole memory is too small.
 
     With `balance_ratio`, those that are left are paired by their loads, the most loaded one with
     the least loaded one.
@@ -67,22 +68,28 @@ def pair(
         instances = tuple(every)
         own_pairs = checked_pairs(policy.own.pair(instances), instances)
         return own_pairs | _of_overstayed(instances, own_pairs)
-    sources, destinations = [], []
+    sources: list[Candidate] = []
+    destinations: list[Candidate] = []
+    full: list[Candidate] = []
     for each in every:
         has_lost_memory = policy.preempted_make_source and each.load.num_preempted > 0
         if each.freeness < policy.source_freeness_steps or has_lost_memory:
             if each.load.move_tokens is not None:
                 sources.append(each)
-        elif each.freeness > policy.destination_freeness_steps and not each.has_full_batch:
-            destinations.append(each)
+        elif each.freeness > policy.destination_freeness_steps:
+            (full if each.has_full_batch else destinations).append(each)
     if sources:
         sources.sort(key=lambda each: (each.freeness, each.instance_id))
         destinations.sort(key=lambda each: (-each.freeness, each.instance_id))
+        full.sort(key=lambda each: (-each.freeness, each.instance_id))
     pairs: dict[InstanceId, InstanceId] = {}
     for source in sources:
-        place = _place_for(source, destinations, policy, kept_free)
-        if place is not None:
-            pairs[source.instance_id] = destinations.pop(place).instance_id
+        needs_no_slot = source.load.is_terminating and source.load.num_queuing > 0
+        for left in (destinations, full) if needs_no_slot else (destinations,):
+            place = _place_for(source, left, policy, kept_free)
+            if place is not None:
+                pairs[source.instance_id] = left.pop(place).instance_id
+                break
     pairs |= _of_overstayed(every, pairs)
     if policy.balance_ratio is not None:
         paired = pairs.keys() | set(pairs.values())

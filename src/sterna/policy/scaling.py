@@ -46,6 +46,7 @@ class ScalingState:
             those that were asked for begin to start: the supervisor may be slow.
         num_known: instances when these were asked for, those that started included; without those
             that were being emptied where a class of one's own decides (`towards`).
+        has_asked_for_more: whether those of `towards` were more than there were, or fewer.
         next_look_at_s: time of the next decision if the average need not last for a period
             (`is_sustained`); None before the first one.
     """
@@ -55,6 +56,7 @@ class ScalingState:
     no_end_before_s: float = -math.inf
     no_start_before_s: float = -math.inf
     num_known: int = 0
+    has_asked_for_more: bool = True
     next_look_at_s: float | None = None
 
 
@@ -85,14 +87,16 @@ def towards(
     """The next state, and the decision that brings the cluster nearer to this number of instances,
     within the bounds, or None.
 
-    A decision is not made again for a period until it shows: the supervisor may be slow. None are
-    terminated while others come up, except for `num_pending` starts that wait for a place, perhaps
-    for ever: the decision then gives up one of these, whichever instance it names.
+    A decision is not repeated until it shows, or a period has passed: the supervisor may be slow.
+    None are terminated while others come up, except for `num_pending` starts that wait for a place,
+    perhaps for ever: the decision then gives up one of these, whichever instance it names.
     """
     every = tuple(candidates)
     staying = _staying(every)
     num_there = len(staying) + num_starting
-    if num_there == state.num_known and now_s < state.no_start_before_s:
+    # A death is no answer.
+    shows = num_there > state.num_known if state.has_asked_for_more else num_there < state.num_known
+    if now_s < state.no_start_before_s and not shows:
         return state, None
     decision: ScalingDecision | None = None
     num_wanted = min(max(num_wanted, config.min_instances), config.max_instances)
@@ -105,8 +109,12 @@ def towards(
     if decision is None:
         # The deadlines of `decide` are of another time, should it decide again.
         return ScalingState(), None
-    asks_s = now_s + config.period_s
-    return ScalingState(no_start_before_s=asks_s, num_known=num_there), decision
+    after = ScalingState(
+        no_start_before_s=now_s + config.period_s,
+        num_known=num_there,
+        has_asked_for_more=isinstance(decision, ScaleUp),
+    )
+    return after, decision
 
 
 def decide(

@@ -247,7 +247,7 @@ class GlobalScheduler:
         reported = []
         for load in loads:
             reported.append(load.instance_id)
-            if self._instances.take_in(load) and load.last_dispatch >= self._next_number:
+            if self._instances.take_in(load, now_s) and load.last_dispatch >= self._next_number:
                 # A predecessor's dispatch may still arrive; those of this scheduler must be later.
                 self._next_number = load.last_dispatch + 1
         return self._dispatch_held(now_s, reported) if self._held else []

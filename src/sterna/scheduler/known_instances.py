@@ -19,10 +19,8 @@ from sterna.policy.headroom import shared
 from sterna.policy.virtual_usage import Candidate, NewRequest
 from sterna.types import FrontendId, InstanceId, InstanceLoad, RequestId
 
-LONGEST_STEP_S = 150.0
-"""Longer than an engine may take for a step before it counts as dead (`step_timeout_s`)."""
-
 LOOK_AGAIN_S = 1.0
+"""Time between two looks at what is on its way to an engine that ends no step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +29,15 @@ class _InFlight:
     request_id: RequestId
     frontend_id: FrontendId
     request: NewRequest
-    expires_s: float
-    # What the instance had reported when the request was sent.
-    load: InstanceLoad | None = None
+    sent_s: float
 
 
 @dataclass(slots=True)
 class _Instance:
     load: InstanceLoad | None = None
+    # Times of the last report, and of the last one that showed what a step has done.
+    reported_s: float = -math.inf
+    stepped_s: float = -math.inf
     in_flight: list[_InFlight] = field(default_factory=list)
     num_dispatched: int = 0
     num_dispatched_tokens: int = 0
@@ -60,19 +59,24 @@ class _Instance:
         return self.known
 
 
-def _is_lost(each: _InFlight, load: InstanceLoad | None, now_s: float) -> bool:
-    return each.expires_s <= now_s and not _waits(each, load, now_s)
-
-
-def _waits(each: _InFlight, load: InstanceLoad | None, now_s: float) -> bool:
-    """Whether the request is at its instance in all likelihood, which has ended no step since
-    then: the reports go on, and are the same. Else an engine that hangs would look free."""
-    before = each.load
-    if before is None or load is None or now_s >= each.expires_s + LONGEST_STEP_S:
+def _is_lost(each: _InFlight, instance: _Instance, lease_s: float, now_s: float) -> bool:
+    """Whether the request will not arrive. It may have arrived at an engine that ends no step,
+    whose reports go on without a change: such an instance would look free."""
+    if now_s < each.sent_s + lease_s:
         return False
-    has_work = load.num_running > 0 or load.num_queuing > 0
-    goes_on = load.sequence > before.sequence
-    return has_work and goes_on and load == structs.replace(before, sequence=load.sequence)
+    load = instance.load
+    has_work = load is not None and (load.num_running > 0 or load.num_queuing > 0)
+    goes_on = instance.reported_s > each.sent_s
+    stands = now_s >= instance.stepped_s + lease_s / 2
+    return not (has_work and goes_on and stands)
+
+
+def _steps(load: InstanceLoad) -> tuple[int, ...]:
+    """What a step of the engine changes, of those numbers that nothing else does."""
+    return (
+        *(load.num_running, load.num_queuing, load.used_tokens, load.num_preemptions),
+        *(load.prefill_demand_tokens, load.uncomputed_tokens),
+    )
 
 
 class KnownInstances(Container[InstanceId]):
@@ -141,7 +145,7 @@ class KnownInstances(Container[InstanceId]):
         self._instances.pop(instance_id, None)
         self._table = None
 
-    def take_in(self, load: InstanceLoad) -> bool:
+    def take_in(self, load: InstanceLoad, now_s: float) -> bool:
         """An instance reports; returns whether this is news: an overtaken report and one of an
         instance that left are not."""
         self.join(load.instance_id)
@@ -153,6 +157,9 @@ class KnownInstances(Container[InstanceId]):
             self._table = None
         elif load.sequence <= instance.load.sequence:
             return False
+        if instance.load is None or _steps(load) != _steps(instance.load):
+            instance.stepped_s = now_s
+        instance.reported_s = now_s
         instance.load = load
         self._touch(instance)
         if instance.in_flight:
@@ -198,13 +205,9 @@ class KnownInstances(Container[InstanceId]):
         instance.num_dispatched_tokens += new.uncached_tokens(instance_id)
         self._touch(instance)
         if self._policy.counts_dispatched:
-            expires_s = now_s + self._in_flight_lease_s
-            self._first_expiry_s = min(self._first_expiry_s, expires_s)
+            self._first_expiry_s = min(self._first_expiry_s, now_s + self._in_flight_lease_s)
             instance.in_flight.append(
-                _InFlight(
-                    *(dispatch_number, request.request_id, request.frontend_id),
-                    *(new, expires_s, instance.load),
-                )
+                _InFlight(dispatch_number, request.request_id, request.frontend_id, new, now_s)
             )
 
     def drop(self, request_id: RequestId) -> None:
@@ -223,12 +226,14 @@ class KnownInstances(Container[InstanceId]):
         if now_s < self._first_expiry_s:
             return
         self._first_expiry_s = math.inf
+        lease_s = self._in_flight_lease_s
         for instance in self._instances.values():
             if not instance.in_flight:
                 continue
-            self._drop(instance, partial(_is_lost, load=instance.load, now_s=now_s))
+            self._drop(instance, partial(_is_lost, instance=instance, lease_s=lease_s, now_s=now_s))
             for each in instance.in_flight:
-                due_s = max(each.expires_s, now_s + LOOK_AGAIN_S)
+                expires_s = each.sent_s + lease_s
+                due_s = expires_s if expires_s > now_s else now_s + LOOK_AGAIN_S
                 self._first_expiry_s = min(self._first_expiry_s, due_s)
 
     # ---------------------------------------------------------------------------- internals

@@ -151,7 +151,7 @@ def test_where_processes_share_their_metrics_an_instance_that_is_gone_disappears
 
 
 def test_among_many_instances_the_files_are_written_anew_for_several_that_are_gone(tmp_path: Path):
-    """With each one of 32 a front end would stand still."""
+    """A front end would stand still for each one otherwise."""
     script = SHARED + textwrap.dedent("""
         names = [f"i{number}" for number in range(40)]
         show(names)

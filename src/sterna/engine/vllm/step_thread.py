@@ -209,7 +209,8 @@ class Pace:
             request = requests[request_id]
             end = request.num_computed_tokens
             first = end - num_tokens
-            if request.num_output_tokens and first >= request.num_tokens - 1:
+            # Asynchronously scheduled steps do not know the tokens of the one before them yet.
+            if end > request.num_prompt_tokens and first >= request.num_tokens - 1:
                 num_decodes += 1
                 num_context_tokens += end
             else:

@@ -44,11 +44,16 @@ _files: "list[SeriesFile]" = []
 """Those of this process; prometheus_client does not show its own list."""
 
 
-def forget_series(label: str, texts: Set[str]) -> None:
+def forget_series(label: str, texts: Set[str]) -> bool:
     """Take the series of this process that have one of these values of the label out of its files,
-    which prometheus_client cannot."""
+    which prometheus_client cannot; returns whether there was room for that.
+
+    To be called in the thread that counts: prometheus_client's lock does not cover it.
+    """
+    has_room = True
     for each in _files:
-        each.forget(label, texts)
+        has_room = each.forget(label, texts) and has_room
+    return has_room
 
 
 class SeriesFile:
@@ -80,13 +85,13 @@ class SeriesFile:
         else:
             file.write_value(key, value, timestamp)
 
-    def forget(self, label: str, texts: Set[str]) -> None:
+    def forget(self, label: str, texts: Set[str]) -> bool:
         """Take the series that have one of these values of the label out of the file: another one
         replaces it, since readers may be reading. Without room for that it stays as it is."""
         gone = {key for key in (*self._placed, *self._waiting) if _labels(key).get(label) in texts}
         self._waiting = {key: last for key, last in self._waiting.items() if key not in gone}
         if self._file is None or gone.isdisjoint(self._placed):
-            return
+            return True
         staying = self._placed - gone
         unready = f"{self._filename}.unready"
         with contextlib.suppress(OSError):
@@ -100,9 +105,10 @@ class SeriesFile:
         except OSError:
             with contextlib.suppress(OSError):
                 os.unlink(unready)
-            return
+            return False
         self._file.close()
         self._file, self._placed = file, staying
+        return True
 
     def close(self) -> None:
         """Unmap the file, which stays."""

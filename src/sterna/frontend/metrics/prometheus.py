@@ -129,8 +129,8 @@ class FrontendMetrics:
                     gauge.remove(instance_id)
         self._in_files |= gone
         if self._in_files and GONE_FACTOR * len(self._in_files) >= num_living:
-            forget_series("instance", self._in_files)
-            self._in_files = set()
+            is_done = forget_series("instance", self._in_files)
+            self._in_files = set() if is_done else self._in_files
 
     def _show_instance(self, instance: InstanceStats) -> None:
         for field, gauge in self._gauges.items():

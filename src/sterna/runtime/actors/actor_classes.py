@@ -170,7 +170,8 @@ class _InstanceActor:
         """
         started_s = time.monotonic()
         configure_logging(spec.log_level)
-        if (niceness := os.nice(0)) > 0:
+        if (niceness := os.nice(0)) > os.getpriority(os.PRIO_PROCESS, os.getppid()):
+            # Ray has made it yield.
             logger.warning(
                 "engine yields to the other processes of its node instance=%s niceness=%d; join "
                 "the node by sterna join, or set RAY_worker_niceness=0 there",
