@@ -613,12 +613,13 @@ def test_the_steps_that_write_to_a_drained_request_are_marked_on_a_gpu(
 class InFlight:
     """Steps of vLLM's asynchronous scheduler, whose tokens the test says."""
 
-    def __init__(self, core: Any, *, num_ranks: int = 1) -> None:
+    def __init__(self, core: Any, *, num_ranks: int = 1, policy: str = "fcfs") -> None:
         from sterna.engine.vllm.scheduler import MigratingAsyncScheduler
 
         config = copy.deepcopy(core.vllm_config)
         config.scheduler_config.async_scheduling = True
         config.parallel_config.world_size = num_ranks
+        config.scheduler_config.policy = policy
         self._core = core
         self.scheduler = MigratingAsyncScheduler(
             vllm_config=config,
@@ -629,12 +630,19 @@ class InFlight:
         )
         self._steps: list[Any] = []
 
-    def add(self, name: str, **case: Any) -> None:
-        request, _ = self._core.preprocess_add_request(wire_request(name, case))
+    def add(
+        self, name: str, *, num_prompt_tokens: int = 75, priority: int = 0, **case: Any
+    ) -> None:
+        sent = wire_request(name, case)
+        sent.prompt_token_ids = [*sent.prompt_token_ids, *range(100)][:num_prompt_tokens]
+        sent.priority = priority
+        request, _ = self._core.preprocess_add_request(sent)
         self.scheduler.add_request(request)
 
-    def begin(self) -> None:
+    def begin(self) -> list[str]:
+        """Begin a step; returns the requests in it."""
         self._steps.append(self.scheduler.schedule())
+        return list(self._steps[-1].num_scheduled_tokens)
 
     def end(self, token_id: int) -> None:
         """End the oldest step, which says this token for each of its requests."""
@@ -708,6 +716,31 @@ def test_a_request_that_is_aborted_while_it_is_drained_is_not_drained(vllm_core:
     assert scheduler.is_drained("a")
     assert scheduler.drained_request("a") is None
     assert not scheduler.requests
+
+
+def test_a_preemption_waits_for_no_step_and_copies_into_its_blocks_do(vllm_core: Any) -> None:
+    """With two ranks a step may write to a victim's blocks that has not been launched there. Those
+    of the next request come behind it; a copy would not."""
+    block_size = vllm_core.scheduler.block_size
+    flight = InFlight(vllm_core, num_ranks=2, policy="priority")
+    scheduler = flight.scheduler
+    flight.add("victim", num_prompt_tokens=block_size + 1, priority=1)
+    flight.begin()
+    flight.add("urgent", num_prompt_tokens=2 * block_size - 1)
+    flight.begin()
+    flight.end(7)
+    pool = scheduler.kv_cache_manager.block_pool
+    pool.get_new_blocks(pool.get_num_free_blocks())
+    assert flight.begin() == ["victim", "urgent"]
+    flight.end(7)
+    written = set(scheduler.groups.block_ids(RequestId("victim"))[0])
+    # The urgent one needs another block, and the victim's last step is under way.
+    assert flight.begin() == ["urgent"]
+    assert scheduler.reserve(MIGRATION, (range(1),), needs_slot=False) is Reason.NO_MEMORY
+    flight.end(7)
+    reserved = scheduler.reserve(MIGRATION, (range(1),), needs_slot=False)
+    assert not isinstance(reserved, Reason)
+    assert set(reserved[0]) <= written
 
 
 def test_no_blocks_are_reserved_that_a_rank_may_still_write_to(vllm_core: Any) -> None:

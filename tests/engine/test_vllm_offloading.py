@@ -108,7 +108,7 @@ def end_and_reserve(cores: list[Any], asked: Asked, *, is_careless: bool = False
     # The prompt has just been computed: nothing of it is saved yet.
     run_until(core, request, 1)
     if is_careless:
-        scheduler._unsaved_free_blocks = lambda: []
+        scheduler._unready_free_blocks = lambda: []
     core.abort_requests(["ending"])
     num_reserved = scheduler.total_tokens // BLOCK_SIZE
     while isinstance(blocks := reserve_all(scheduler, migration, num_reserved), str):
@@ -117,7 +117,7 @@ def end_and_reserve(cores: list[Any], asked: Asked, *, is_careless: bool = False
     for _ in range(5):
         step(core)
     scheduler.free_reservation(migration)
-    vars(scheduler).pop("_unsaved_free_blocks", None)
+    vars(scheduler).pop("_unready_free_blocks", None)
 
 
 def reserve_all(scheduler: Any, migration: Any, num_blocks: int) -> Any:

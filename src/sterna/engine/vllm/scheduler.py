@@ -88,12 +88,19 @@ class MigratingScheduler(Scheduler):
         super().__init__(*args, **kwargs)
         self.immovable_features = immovable_engine_features(self.vllm_config, self.kv_cache_config)
         self._ends_by_phrase = ends_thinking_by_phrase(self.vllm_config)
-        if not self.immovable_features and self.parallel_config.world_size > 1:
-            # As vLLM does for connectors that load KV: with two steps under way, a rank may still
-            # have to launch the one that writes once more to the blocks of a request that has just
-            # ended. A copy into these blocks would not wait for it. (With one rank it does:
-            # this thread has launched all steps before it commands a copy.)
-            self.defer_block_free |= self.vllm_config.max_concurrent_batches > 1
+        # As vLLM does for connectors that load KV: with two steps under way, a rank may still have
+        # to launch the one that writes once more to the blocks of a request that has just ended. A
+        # copy into these blocks would not wait for it. (With one rank it does: this thread has
+        # launched all steps before it commands a copy.)
+        self._fences_copies = (
+            not self.immovable_features
+            and self.parallel_config.world_size > 1
+            and self.vllm_config.max_concurrent_batches > 1
+            and not self.defer_block_free
+        )
+        self.defer_block_free |= self._fences_copies
+        # Blocks of preempted requests, with the last step that may write to them.
+        self._fences: dict[int, int] = {}
         self.groups = KvGroups(self.kv_cache_manager.coordinator, self.kv_cache_config)
         self.prefixes = MovingPrefixes(self.kv_cache_manager.coordinator)
         self.num_preemptions = 0
@@ -124,6 +131,20 @@ class MigratingScheduler(Scheduler):
         for tell in self.on_scheduled:
             tell(output)
         return output
+
+    def _request_blocks_can_be_freed(self, request: Request) -> bool:
+        """See vLLM. A preempted request leaves its blocks to the next one at once, whose steps come
+        after those that may still write to them: vLLM would let it, and all behind it, miss steps
+        for as long as the victim has one under way. Only copies wait (`_unready_free_blocks`)."""
+        if self._fences_copies and not request.is_finished():
+            return True
+        return bool(super()._request_blocks_can_be_freed(request))
+
+    def _free_request_blocks(self, request: Request) -> None:
+        if self._fences_copies and request.last_sched_seq > self.processed_step_seq:
+            for block_id in itertools.chain(*self.groups.block_ids(request.request_id)):
+                self._fences[block_id] = self.sched_step_seq
+        super()._free_request_blocks(request)
 
     def report_cache(self) -> None:
         """Record what the prefix cache gets and loses, if there is one."""
@@ -441,8 +462,8 @@ class MigratingScheduler(Scheduler):
             self._reservations[migration_id] = reservation
             return self.groups.ids_at(reservation.held, columns)
         num_new = self.groups.num_missing(reservation.held, columns)
-        unsaved = self._unsaved_free_blocks()
-        num_free = self._pool.get_num_free_blocks() - len(unsaved)
+        unready = self._unready_free_blocks()
+        num_free = self._pool.get_num_free_blocks() - len(unready)
         if num_new > num_free - self.kv_cache_manager.watermark_blocks:
             return Reason.NO_MEMORY
         lacks_slot = needs_slot and not reservation.has_slot
@@ -450,9 +471,9 @@ class MigratingScheduler(Scheduler):
             return Reason.NO_SLOT
         if not self._has_place_for(adapter):
             return Reason.NO_ADAPTER_SLOT
-        self._pool.touch(unsaved)
+        self._pool.touch(unready)
         self.groups.extend(reservation.held, columns)
-        self._pool.free_blocks(unsaved)
+        self._pool.free_blocks(unready)
         if needs_slot:
             reservation.has_slot, reservation.adapter = True, adapter
         self._reservations[migration_id] = reservation
@@ -577,11 +598,13 @@ class MigratingScheduler(Scheduler):
     def _pool(self) -> Any:
         return self.kv_cache_manager.block_pool
 
-    def _unsaved_free_blocks(self) -> list[Any]:
-        """Blocks of the free queue to which nothing may be written yet."""
-        if self._offloading is None:
-            return []
-        blocks = (self._pool.blocks[each] for each in self._offloading.unsaved())
+    def _unready_free_blocks(self) -> list[Any]:
+        """Blocks of the free queue to which no copy may be written yet: they are still to be saved,
+        or a step under way may write to them."""
+        done = self.processed_step_seq
+        self._fences = {each: step for each, step in self._fences.items() if step > done}
+        unsaved = () if self._offloading is None else self._offloading.unsaved()
+        blocks = (self._pool.blocks[each] for each in {*unsaved, *self._fences})
         return [each for each in blocks if each.ref_cnt == 0 and not each.is_null]
 
     @property
