@@ -132,7 +132,7 @@ ALERTS = (
         "sum by (job) (increase(sterna_requests_sent_again_total[15m])) > 0",
         "0m",
         "ticket",
-        "Requests were sent to another instance, because theirs died or handed them back.",
+        "Requests were sent again: their instance died or handed them back, or tokens were lost.",
         "Look for the instance's end in the log (docs/operations/failures.md).",
     ),
 )

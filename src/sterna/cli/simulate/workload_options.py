@@ -51,7 +51,8 @@ def add_workload_options(group: Any, *, longest: str, has_several_seeds: bool) -
         type=count,
         default=1,
         metavar="N",
-        help="divide all lengths of a recorded trace, for engines with little memory (default: 1)",
+        help="divide all lengths of a trace, but for power-law ones, for engines with little "
+        "memory (default: 1)",
     )
     group.add_argument(
         "--divide-think-times",

@@ -139,8 +139,8 @@ REQUESTS = Metric(
 SENT_AGAIN = Metric(
     "sterna_requests_sent_again_total",
     Kind.COUNTER,
-    "Times that a request was sent to another instance, and went on after the tokens that its "
-    "client had, because its instance died or handed it back.",
+    "Times that a request was sent again, and went on after the tokens that its client had: its "
+    "instance died or handed it back, or tokens were lost on their way.",
 )
 
 MIGRATIONS = Metric(
@@ -201,8 +201,7 @@ LATENCIES = (
     ),
     _of_class(
         "sterna_recovery_gap_seconds",
-        "From the last token of an instance that died, or handed the request back, to the next one "
-        "of another instance, by priority class.",
+        "From the last token before a request was sent again to the next one, by priority class.",
         Latency.RECOVERY,
         *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0),
     ),
