@@ -23,6 +23,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from sterna.frontend.http.slow_clients import (
     MAX_HEAD_BYTES,
     MAX_HEADERS,
+    MAX_PIPELINED,
     READ_BYTES,
     ConnectionLimit,
     bounded_head,
@@ -252,6 +253,40 @@ def test_an_answer_that_is_complete_but_not_read_is_cut_as_well(
 
     with noted, caplog.at_level(logging.WARNING, "sterna.frontend.http.slow_clients"):
         asyncio.run(test())
+
+
+@both
+def test_some_requests_before_an_answer_are_answered_in_their_order(protocol: type[Any]) -> None:
+    async def test() -> None:
+        async with served(protocol) as (_, port):
+            client = await dial(port, SHORT * MAX_PIPELINED)
+            loop = asyncio.get_running_loop()
+            content = b""
+            while content.count(b"200 OK") < MAX_PIPELINED or not content.endswith(b"0\r\n\r\n"):
+                received = await loop.sock_recv(client, 1 << 16)
+                assert received, content
+                content += received
+            client.close()
+
+    asyncio.run(test())
+
+
+def test_a_client_that_sends_requests_without_end_before_an_answer_is_cut(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """httptools has read thousands of them from one packet, and each answer would let in more. (h11
+    reads one at a time.)"""
+
+    async def test() -> None:
+        async with served(HttpToolsProtocol) as (_, port):
+            client = await dial(port, ENDLESS)
+            await asyncio.get_running_loop().sock_sendall(client, SHORT * (MAX_PIPELINED + 2))
+            await until_cut(client)
+            assert await is_answered(port)
+
+    with caplog.at_level(logging.WARNING, "sterna.frontend.http.slow_clients"):
+        asyncio.run(test())
+    assert "more than 16 requests before an answer" in caplog.text
 
 
 @both

@@ -7,7 +7,8 @@ a time-out the client could hold all this for any time.
 
 The size of the head is limited, and so is that of trailers after the body. uvicorn limits both if
 h11 reads them. httptools, which uvicorn prefers, keeps any number of bytes, before the client has
-shown a key.
+shown a key; and any number of requests that come before the answer to the first one has ended
+(pipelined), of which each answer would let in thousands more.
 
 docs/internals/parts.md compares a server without this.
 """
@@ -34,6 +35,9 @@ MAX_HEAD_BYTES = 64 << 10
 
 MAX_HEADERS = 256
 """Limit for one request. Short headers take far more memory than they have bytes."""
+
+MAX_PIPELINED = 16
+"""Limit for requests that wait for the answer before theirs; clients of today send none."""
 
 REFUSAL = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
@@ -196,7 +200,7 @@ class _ConnectionLimits(asyncio.Protocol):
         self.transport.abort()
 
 
-class _HeadTooLargeError(Exception):
+class _RefusedError(Exception):
     """Makes httptools stop reading."""
 
 
@@ -207,20 +211,37 @@ class _BoundedHead:
     transport: Any
     client: tuple[str, int] | None
     cycle: Any
+    flow: Any
+    pipeline: Any
 
     # Bytes since the last byte of a body, or the end of a head or message: httptools keeps them.
     _num_kept_bytes = 0
     # Bytes read of this head, or these trailers.
     _num_head_bytes = 0
     _num_headers = 0
-    _is_too_large = False
+    _is_refused = False
+    _reason = f"its head has more than {MAX_HEAD_BYTES >> 10} KiB or {MAX_HEADERS} headers"
 
     def data_received(self, data: bytes) -> None:
         """See asyncio.Protocol."""
         self._num_kept_bytes += len(data)
         super().data_received(data)  # type: ignore[misc]
-        if self._num_kept_bytes > MAX_HEAD_BYTES and not self._is_too_large:
+        if self._num_kept_bytes > MAX_HEAD_BYTES and not self._is_refused:
             self._refuse()
+
+    def on_message_begin(self) -> None:
+        """See httptools."""
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._reason = f"it sends more than {MAX_PIPELINED} requests before an answer"
+            self._is_refused = True
+            raise _RefusedError
+        super().on_message_begin()  # type: ignore[misc]
+
+    def on_response_complete(self) -> None:
+        """See uvicorn, which would read on while further requests wait."""
+        super().on_response_complete()  # type: ignore[misc]
+        if self.pipeline:
+            self.flow.pause_reading()
 
     def on_url(self, url: bytes) -> None:
         """See httptools."""
@@ -250,7 +271,7 @@ class _BoundedHead:
 
     def send_400_response(self, msg: str) -> None:
         """See uvicorn. It is called for every error of the reader."""
-        if self._is_too_large:
+        if self._is_refused:
             self._refuse()
         else:
             super().send_400_response(msg)  # type: ignore[misc]
@@ -261,15 +282,14 @@ class _BoundedHead:
     def _count(self, num_bytes: int) -> None:
         self._num_head_bytes += num_bytes
         if self._num_head_bytes > MAX_HEAD_BYTES or self._num_headers > MAX_HEADERS:
-            self._is_too_large = True
-            raise _HeadTooLargeError
+            self._is_refused = True
+            raise _RefusedError
 
     def _refuse(self) -> None:
-        self._is_too_large = True
+        self._is_refused = True
         host = self.client[0] if self.client else "?"
-        reason = f"its head has more than {MAX_HEAD_BYTES >> 10} KiB or {MAX_HEADERS} headers"
-        logger.warning("connection cut client=%s reason=%s", host, reason)
-        if self.cycle is None or self.cycle.response_complete:
+        logger.warning("connection cut client=%s reason=%s", host, self._reason)
+        if not self.pipeline and (self.cycle is None or self.cycle.response_complete):
             self.transport.write(REFUSAL)
             self.transport.close()
         else:
