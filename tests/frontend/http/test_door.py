@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.testclient import TestClient
 from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from sterna.config import DoorConfig
 from sterna.frontend.http.api_keys import ApiKeys
@@ -127,6 +128,21 @@ def test_a_request_passes_one_check_after_the_other(root_path: str) -> None:
 
 def test_without_keys_everybody_may_ask() -> None:
     assert Server(keys=()).status(key=None) == 200
+
+
+@pytest.mark.parametrize("key", ["user", "other"])
+def test_no_websocket_is_opened(key: str) -> None:
+    """vLLM's realtime API would keep whatever a client sends."""
+    server = Server()
+
+    @server.vllm.websocket("/v1/realtime")
+    async def realtime(websocket: WebSocket) -> None:
+        await websocket.accept()
+
+    headers = {"Authorization": f"Bearer {key}"}
+    refused = pytest.raises(WebSocketDisconnect)
+    with refused, server.client.websocket_connect("/v1/realtime", headers=headers):
+        pass
 
 
 def test_a_key_is_looked_for_once_in_the_whole_chain() -> None:

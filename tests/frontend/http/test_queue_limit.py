@@ -8,11 +8,13 @@ from sterna.frontend.http.queue_limit import (
     DEFAULT_RETRY_S,
     MAX_RETRY_S,
     MIN_RETRY_S,
+    MOST_OF_ONE,
     QUEUING_KNOWN_S,
     Full,
     Generation,
     QueueLimit,
     Ticket,
+    TooManyAtOnceError,
 )
 
 
@@ -130,6 +132,20 @@ def test_where_nothing_else_waits_it_may_have_any_number_and_others_wait_for_roo
         refused(limit)
     limit.on_first_token("cmpl-990", 0.0)
     let_in(limit)
+
+
+def test_one_request_has_no_more_of_them_than_a_front_end_begins_in_a_moment() -> None:
+    """Not even where nothing else waits, and without a limit: a million would stop all streams for
+    minutes."""
+    for limit in (limit_of(10), QueueLimit(None, 0.0)):
+        many = let_in(limit)
+        for _ in range(8):
+            assert limit.reserve(many, MOST_OF_ONE // 8, 0.0) is None
+        with pytest.raises(TooManyAtOnceError, match=r"4,097 completions at once: .*in parts"):
+            limit.reserve(many, 1, 0.0)
+        assert limit.num_waiting == MOST_OF_ONE
+        limit.leave(many)
+        assert limit.num_waiting == 0
 
 
 def test_of_those_that_queue_on_instances_none_of_its_own_counts_as_anothers() -> None:

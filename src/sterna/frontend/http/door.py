@@ -38,6 +38,22 @@ class OpenContext:
             await self._app(scope, receive, send)
 
 
+class NoWebSockets:
+    """Refuses websockets. vLLM has them for its realtime API, which is not served: it would keep
+    all that a client sends."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or one connection of another kind."""
+        if scope["type"] == "websocket":
+            # Closed before it is accepted: the client gets 403.
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            await self._app(scope, receive, send)
+
+
 class RenewCaller:
     """Finds the caller again: middlewares of the operator (vLLM's `--middleware`) may change path
     and key, and the request of a stream that was taken over has not passed `OpenContext`."""
@@ -102,6 +118,7 @@ def build_door(
 
         OpenContext          finds the caller
         Gate                 503 when the server is about to end
+        NoWebSockets         403 for all of them
         OverloadUnread       429 if the queue has no room for any class; the body is not read
         BodyLimit            408, 413 and 429: reads the body, within limits
         ResumableStreams     with the option: begins, keeps and resumes streams
@@ -148,7 +165,7 @@ def build_door(
         config.max_waiting_body_bytes,
         reads_unknown=has_operators_middleware,
     )
-    chain = OverloadUnread(chain, queue, log)
+    chain = NoWebSockets(OverloadUnread(chain, queue, log))
     gate = Gate(chain)
     return Door(OpenContext(gate, callers), gate)
 

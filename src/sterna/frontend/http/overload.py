@@ -135,6 +135,9 @@ def reserved(limit: QueueLimit, num_choices: int) -> Full | None:
 
     Returns why there is no room, if there is none: the client gets this refusal, whatever the
     application answers.
+
+    Raises:
+        TooManyAtOnceError: they are more than one HTTP request may have.
     """
     ticket = current().ticket
     return None if ticket is None else limit.reserve(ticket, num_choices, _now_s())

@@ -6,7 +6,8 @@ HTTP request counts as one until the number of its engine requests is known. A f
 own requests exactly. For those of other front ends it has what the instances report as queuing,
 once a second (`ClusterStats`): the part above its own number is theirs. So several front ends
 together may exceed the limit for a second. One front end alone exceeds it only for a single HTTP
-request with more engine requests than may wait, which is let in if nothing else waits. Without
+request with more engine requests than may wait, which is let in if nothing else waits, up to
+`MOST_OF_ONE`. Without
 recent reports, requests of other front ends count as none: an old report must not keep clients from
 idle instances.
 """
@@ -25,8 +26,23 @@ MAX_RETRY_S = 30
 DEFAULT_RETRY_S = 5
 """Used while the pace is not known."""
 
+MOST_OF_ONE = 4_096
+"""Engine requests of one HTTP request that may wait, whatever else does. To begin them takes some
+tenths of a second, in which no other stream of the front end goes on; a million would take so long
+that it counted as dead."""
+
 QUEUING_KNOWN_S = 3 * STATS_INTERVAL_S
 """A report of queuing requests holds for this time: after it, its scheduler is dead or hangs."""
+
+
+class TooManyAtOnceError(Exception):
+    """One HTTP request has more engine requests than may ever wait; the message is for clients."""
+
+    def __init__(self, num_asked: int) -> None:
+        super().__init__(
+            f"{num_asked:,} completions at once: one request may ask for {MOST_OF_ONE:,}; send it "
+            "in parts"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +132,16 @@ class QueueLimit:
 
     def reserve(self, ticket: Ticket, num_choices: int, now_s: float) -> Full | None:
         """Reserve places for this number of engine requests; returns the refusal if there is no
-        room."""
+        room.
+
+        Raises:
+            TooManyAtOnceError: there never will be.
+        """
         num_own = ticket.num_reserved + ticket.num_begun
         num_others = self.num_waiting - num_own
         num_asked = num_choices + (0 if ticket.is_new else num_own)
+        if num_asked > MOST_OF_ONE:
+            raise TooManyAtOnceError(num_asked)
         num_more = num_choices - ticket.is_new
         if num_more and not ticket.has_started and num_others + self._elsewhere(now_s) > 0:
             ticket.refused = self._full(ticket.limit, num_others, num_asked, now_s)

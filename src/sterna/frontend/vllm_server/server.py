@@ -54,7 +54,7 @@ from sterna.folders import private_folder
 from sterna.frontend.http.api_keys import ApiKeys
 from sterna.frontend.http.door import build_door
 from sterna.frontend.http.overload import counted, reserved
-from sterna.frontend.http.queue_limit import QueueLimit
+from sterna.frontend.http.queue_limit import MOST_OF_ONE, QueueLimit, TooManyAtOnceError
 from sterna.frontend.http.request_context import add_engine_request
 from sterna.frontend.http.request_errors import raising_failures
 from sterna.frontend.http.service_tier import admitted_priority
@@ -127,6 +127,16 @@ class ClusterClient(AsyncLLM):  # type: ignore[misc]
             await send(request)
 
         self.engine_core.add_request_async = report_and_send
+
+    def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
+        """See AsyncLLM: it is called before the prompts of a request are made.
+
+        Raises:
+            VLLMValidationError: it is for more engine requests than one HTTP request may have.
+        """
+        if n > MOST_OF_ONE:
+            raise VLLMValidationError(str(TooManyAtOnceError(n)), parameter="n")
+        super().check_admission(n, request_id)
 
     async def forget_warm_up(self) -> None:
         """Drop what this process has kept of the images and sounds of its warm-up, as vLLM's server
@@ -205,7 +215,11 @@ class ClusterClient(AsyncLLM):  # type: ignore[misc]
     def _waiting(
         self, name: str, outputs: AsyncGenerator[Any, None], num_choices: int
     ) -> AsyncGenerator[Any, None]:
-        if reserved(self._queue, num_choices) is not None:
+        try:
+            full = reserved(self._queue, num_choices)
+        except TooManyAtOnceError as error:
+            raise VLLMValidationError(str(error), parameter="n") from None
+        if full is not None:
             raise GracefulHTTPError("too many requests wait", HTTPStatus.TOO_MANY_REQUESTS)
         return counted(self._queue, name, outputs, num_choices)
 
