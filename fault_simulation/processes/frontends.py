@@ -24,6 +24,7 @@ from sterna.messages.actors import (
     AbortRequests,
     AddRequest,
     DispatchRequest,
+    FinalAck,
     Membership,
     TokenBatch,
     WireMessage,
@@ -178,6 +179,8 @@ class FrontendProcess(Actor):
                     if isinstance(message, AddRequest):
                         self.world.ledger.on_sent(message.request_id, instance_id)
                     is_sent = self.send(self._addresses.get(instance_id), message, frames)
+                    if isinstance(message, FinalAck) and not is_sent:
+                        self.core.on_final_ack_unsent(instance_id, self.now_s)
                     if isinstance(message, AddRequest) and not is_sent:
                         self.world.ledger.on_unsent(message.request_id)
                         unsent.append(message.request_id)

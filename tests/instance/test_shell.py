@@ -35,10 +35,12 @@ class FullOutbox:
 
     def __init__(self) -> None:
         self.sent: list[WireMessage] = []
+        self.addresses: list[str] = []
         self.arriving: asyncio.Queue[WireMessage] = asyncio.Queue()
 
     def send(self, address: str, message: WireMessage, frames: object = ()) -> bool:
         self.sent.append(message)
+        self.addresses.append(address)
         return not isinstance(message, TokenBatch)
 
     async def deliver(self, handle: object) -> None:
@@ -126,6 +128,26 @@ def test_an_instance_whose_lease_has_ended_sends_nothing_to_others() -> None:
         return mailbox.sent[num_sent:]
 
     assert asyncio.run(scenario()) == []
+
+
+def test_a_late_answer_of_a_dead_supervisor_turns_no_heartbeat_away_from_its_successor() -> None:
+    """The link was slow, and the successor's first messages were not."""
+
+    async def scenario() -> str:
+        mailbox = FullOutbox()
+        under_test = shell.Instance(I0, LlumletConfig(policy=STERNA), mailbox)
+        await under_test.start(IdleEngine())
+        under_test.hold(Lease(has_ended=False))
+        mailbox.arriving.put_nowait(HeartbeatAnswer("first", None))
+        under_test.on_membership(Membership(3, (), (), None, supervisor="successor"))
+        mailbox.arriving.put_nowait(HeartbeatAnswer("successor", None))
+        mailbox.arriving.put_nowait(HeartbeatAnswer("first", 12.5))
+        await mailbox.arriving.join()
+        under_test.send_to_supervisor(HEARTBEAT)
+        await under_test.close()
+        return mailbox.addresses[mailbox.sent.index(HEARTBEAT)]
+
+    assert asyncio.run(scenario()) == "successor"
 
 
 def test_the_answer_to_a_heartbeat_extends_the_lease_from_when_the_heartbeat_was_sent() -> None:

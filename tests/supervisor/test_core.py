@@ -234,6 +234,20 @@ def test_a_restart_adds_its_options_to_those_that_the_instances_have() -> None:
     assert core.options[2] == ("--seed=1", "--good")
 
 
+def test_a_restart_that_goes_on_without_a_surge_keeps_its_options() -> None:
+    """Its first instance may have been begun with them."""
+    core = SupervisorCore(serving(I0), options={0: ()})
+    core.on_message(RestartInstances("operator", 3, True, ("--max-num-seqs=8",)), 0.0)
+    core.fleet.on_pending(I1, "no GPU")
+    other = RestartInstances("operator", 4, False, ("--max-num-seqs=4",))
+    (reply,) = core.on_message(other, 1.0)
+    assert "under way already, with other options" in reply.message.error
+    same = RestartInstances("operator", 5, False, ("--max-num-seqs=8",))
+    reply = core.on_message(same, 2.0)[-1]
+    assert reply.message.error is None
+    assert core.options == {0: (), 1: ("--max-num-seqs=8",)}
+
+
 @pytest.mark.parametrize("has_surge", [True, False])
 def test_an_operator_says_whether_a_restart_has_a_surge(has_surge: bool) -> None:
     core = SupervisorCore(serving(I0, I1))

@@ -102,8 +102,10 @@ class Instance:
 
     def _handle(self, message: WireMessage, frames: list[bytes]) -> None:
         if isinstance(message, HeartbeatAnswer):
-            self._supervisor = message.supervisor
-            if self._lease is not None and message.asked_s is not None:
+            if message.asked_s is None:
+                self._supervisor = message.supervisor
+            elif self._lease is not None:
+                # It may be a late one of a supervisor that has a successor by now.
                 self._lease.on_answer(message.asked_s)
         elif isinstance(message, Membership):
             self.on_membership(message)

@@ -203,9 +203,16 @@ class SupervisorCore:
                     )
                 return self.fleet.on_add(num_instances, now_s)
             case RestartInstances(_, _, has_surge, options):
-                before = self.options[self.fleet.generation]
+                generation = self.fleet.generation
+                before = self.options[generation]
+                if self.fleet.is_restarting and options and before[-len(options) :] != options:
+                    raise FleetError(
+                        "a rolling restart is under way already, with other options; "
+                        "`sterna instances` shows it"
+                    )
                 effects = self.fleet.on_restart(now_s, has_surge=has_surge)
-                self.options[self.fleet.generation] = (*before, *options)
+                if self.fleet.generation != generation:
+                    self.options[self.fleet.generation] = (*before, *options)
                 return effects
 
     # ----------------------------------------------------------------------------- takeover

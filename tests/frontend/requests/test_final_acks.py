@@ -110,3 +110,30 @@ def test_a_request_that_the_scheduler_sends_to_an_instance_being_emptied_goes_el
     request(under_test, R1)
     under_test.on_membership(membership(2, I0, I1, terminating=(I0,)), 1.0)
     assert under_test.on_dispatched(Dispatched(R1, I0, 1), 1.1)[-1] == add(R1, I1)
+
+
+def test_a_final_ack_that_could_not_be_sent_is_sent_again() -> None:
+    """An idle front end has no other event, and the instance would not end without it."""
+    under_test = dispatcher(I0, I1)
+    under_test.on_membership(membership(2, I0, I1, terminating=(I0,)), 1.0)
+    for now_s in (1.0, 2.0):
+        assert under_test.final_acks() == [final_ack(2)]
+        under_test.on_final_ack_unsent(I0, now_s)
+        assert under_test.final_acks() == []
+        # Another membership changes nothing about it.
+        under_test.on_membership(membership(int(now_s) + 2, I0, I1, terminating=(I0,)), now_s)
+        assert under_test.next_deadline_s == now_s + 1.0
+        under_test.on_time(now_s + 1.0)
+    assert under_test.final_acks() == [final_ack(2)]
+    assert under_test.next_deadline_s is None
+
+
+def test_a_final_ack_that_could_not_be_sent_is_void_when_news_come() -> None:
+    under_test = dispatcher(I0, I1)
+    under_test.on_membership(membership(2, I0, I1, terminating=(I0,)), 1.0)
+    assert under_test.final_acks() == [final_ack(2)]
+    under_test.on_final_ack_unsent(I0, 1.0)
+    under_test.on_news(I0)
+    assert under_test.final_acks() == [final_ack(2, 1)]
+    under_test.on_time(2.0)
+    assert under_test.final_acks() == []

@@ -199,6 +199,10 @@ class FrontendCore:
             effects.append(Fail(attempt_id, Failure.UNSENT))
         return self._resend_and_acknowledge(effects, now_s)
 
+    def on_final_ack_unsent(self, instance_id: InstanceId, now_s: float) -> None:
+        """The FinalAck for this instance could not be sent; `on_time` has another one."""
+        self._dispatcher.on_final_ack_unsent(instance_id, now_s)
+
     # ------------------------------------------------------------------------------- tokens
 
     def _on_tokens(

@@ -35,6 +35,10 @@ from sterna.messages.actors import (
 )
 from sterna.types import FrontendId, InstanceId, RequestId
 
+FINAL_ACK_RETRY_S = 1.0
+"""Time until a FinalAck that could not be sent is tried again: without it the instance would not
+end."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Unsent:
@@ -61,6 +65,8 @@ class Dispatcher:
         # identifies each termination (`emptied_since`).
         self._not_left: dict[InstanceId, int] = {}
         self._left: dict[InstanceId, int] = {}
+        # Those whose FinalAck could not be sent, and when it is tried again.
+        self._retry_acks_s: dict[InstanceId, float] = {}
         # The number of all messages about requests that each instance has sent.
         self._num_heard: Counter[InstanceId] = Counter()
         # In the order of their deadlines: each is entered with the same time-out.
@@ -90,6 +96,8 @@ class Dispatcher:
             deadlines_s.append(doubt_deadline_s)
         if self._waiting:
             deadlines_s.append(self._waiting_until_s)
+        if self._retry_acks_s:
+            deadlines_s.append(min(self._retry_acks_s.values()))
         return min(deadlines_s, default=None)
 
     def owner(self, request_id: RequestId) -> InstanceId | None:
@@ -218,6 +226,10 @@ class Dispatcher:
             self._silent_until_s = now_s + self._config.scheduler_retry_s
             effects.append(ToScheduler(CancelDispatch(request.ask.request_id)))
             effects += self._place(request, now_s)
+        for instance_id in [each for each, at_s in self._retry_acks_s.items() if at_s <= now_s]:
+            del self._retry_acks_s[instance_id]
+            if instance_id in self._left:
+                self._not_left[instance_id] = self._left.pop(instance_id)
         for request_id in _due(self._held, now_s):
             del self._held[request_id]
             effects.append(Fail(request_id, Failure.NO_INSTANCE))
@@ -236,9 +248,15 @@ class Dispatcher:
         effects: list[Effect] = []
         for instance_id in left:
             since = self._left[instance_id] = self._not_left.pop(instance_id)
+            self._retry_acks_s.pop(instance_id, None)
             final_ack = FinalAck(self._frontend_id, since, self._num_heard[instance_id])
             effects.append(ToInstance(instance_id, final_ack, None))
         return effects
+
+    def on_final_ack_unsent(self, instance_id: InstanceId, now_s: float) -> None:
+        """The FinalAck for this instance could not be sent; another one follows."""
+        if instance_id in self._left:
+            self._retry_acks_s[instance_id] = now_s + FINAL_ACK_RETRY_S
 
     def _is_silent(self, now_s: float) -> bool:
         return self._silent_until_s is not None and now_s < self._silent_until_s

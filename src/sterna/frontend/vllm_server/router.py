@@ -59,6 +59,7 @@ from sterna.messages.actors import (
     DescribeHistory,
     Dispatched,
     DispatchRequest,
+    FinalAck,
     Heartbeat,
     Held,
     ListRecent,
@@ -422,6 +423,8 @@ class Router:
                 case ToInstance(instance_id, message, payload):
                     frames = () if payload is None else (payload,)
                     is_sent = self.peers.send_to_instance(instance_id, message, frames)
+                    if isinstance(message, FinalAck) and not is_sent:
+                        self._core.on_final_ack_unsent(instance_id, now_s)
                     if isinstance(message, AddRequest):
                         if is_sent:
                             self._latencies.on_dispatched(message.request_id, now_s)
