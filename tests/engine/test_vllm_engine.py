@@ -737,7 +737,15 @@ def test_a_preemption_waits_for_no_step_and_copies_into_its_blocks_do(vllm_core:
     # The urgent one needs another block, and the victim's last step is under way.
     assert flight.begin() == ["urgent"]
     assert scheduler.reserve(MIGRATION, (range(1),), needs_slot=False) is Reason.NO_MEMORY
+    # Nor is a prefix read from them, which the cache finds although no rank has computed it.
+    kept: list[set[int]] = []
+    scheduler.cache_reports = SimpleNamespace()
+    scheduler.prefixes = SimpleNamespace(keep=lambda _, __, computed: kept.append(computed))
+    scheduler.keep_prefix(PREFIX)
+    assert written <= kept.pop()
     flight.end(7)
+    scheduler.keep_prefix(PREFIX)
+    assert not written <= kept.pop()
     reserved = scheduler.reserve(MIGRATION, (range(1),), needs_slot=False)
     assert not isinstance(reserved, Reason)
     assert set(reserved[0]) <= written

@@ -405,7 +405,8 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
 
 
 class HeartbeatAnswer(msgspec.Struct, frozen=True, tag=True):
-    """Supervisor -> instance: send your heartbeats here.
+    """Supervisor -> instance: the answer to a heartbeat; one that answers none asks for the
+    heartbeats of this instance.
 
     Attributes:
         supervisor: its mailbox.

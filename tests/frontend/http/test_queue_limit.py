@@ -141,7 +141,7 @@ def test_one_request_has_no_more_of_them_than_a_front_end_begins_in_a_moment() -
         many = let_in(limit)
         for _ in range(8):
             assert limit.reserve(many, MOST_OF_ONE // 8, 0.0) is None
-        with pytest.raises(TooManyAtOnceError, match=r"4,097 completions at once: .*in parts"):
+        with pytest.raises(TooManyAtOnceError, match=r"4,097 prompts and choices: .*in parts"):
             limit.reserve(many, 1, 0.0)
         assert limit.num_waiting == MOST_OF_ONE
         limit.leave(many)

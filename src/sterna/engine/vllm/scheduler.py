@@ -9,7 +9,7 @@ preemption.
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from copy import copy
 from dataclasses import dataclass
 from operator import add
@@ -99,7 +99,8 @@ class MigratingScheduler(Scheduler):
             and not self.defer_block_free
         )
         self.defer_block_free |= self._fences_copies
-        # Blocks of preempted requests, with the last step that may write to them.
+        # Blocks of requests that were preempted, or have ended, with the last step that may write
+        # to them.
         self._fences: dict[int, int] = {}
         self.groups = KvGroups(self.kv_cache_manager.coordinator, self.kv_cache_config)
         self.prefixes = MovingPrefixes(self.kv_cache_manager.coordinator)
@@ -363,6 +364,8 @@ class MigratingScheduler(Scheduler):
             num_valid = _num_valid_tokens(request)
             (block_ids,) = self.groups.block_ids(request.request_id)[:1]
             being_computed.update(block_ids[num_valid // unit_tokens :])
+        # A rank may still have to compute what a request had that has lost its blocks.
+        being_computed.update(self._pending_writes())
         self.prefixes.keep(effect, self.cache_reports, being_computed)
 
     def begin_drain(self, drain: Drain) -> DrainOutcome:
@@ -601,11 +604,15 @@ class MigratingScheduler(Scheduler):
     def _unready_free_blocks(self) -> list[Any]:
         """Blocks of the free queue to which no copy may be written yet: they are still to be saved,
         or a step under way may write to them."""
+        unsaved = () if self._offloading is None else self._offloading.unsaved()
+        blocks = (self._pool.blocks[each] for each in {*unsaved, *self._pending_writes()})
+        return [each for each in blocks if each.ref_cnt == 0 and not each.is_null]
+
+    def _pending_writes(self) -> Collection[int]:
+        """Blocks that have no request now, and to which a step under way may write."""
         done = self.processed_step_seq
         self._fences = {each: step for each, step in self._fences.items() if step > done}
-        unsaved = () if self._offloading is None else self._offloading.unsaved()
-        blocks = (self._pool.blocks[each] for each in {*unsaved, *self._fences})
-        return [each for each in blocks if each.ref_cnt == 0 and not each.is_null]
+        return self._fences.keys()
 
     @property
     def _can_carry_drafts(self) -> bool:

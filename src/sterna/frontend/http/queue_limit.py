@@ -40,8 +40,8 @@ class TooManyAtOnceError(Exception):
 
     def __init__(self, num_asked: int) -> None:
         super().__init__(
-            f"{num_asked:,} completions at once: one request may ask for {MOST_OF_ONE:,}; send it "
-            "in parts"
+            f"{num_asked:,} prompts and choices: one request may have {MOST_OF_ONE:,}; send it in "
+            "parts"
         )
 
 

@@ -211,8 +211,10 @@ class _BoundedHead:
     transport: Any
     client: tuple[str, int] | None
     cycle: Any
-    flow: Any
     pipeline: Any
+
+    # The request that is being answered; `cycle` is the newest one.
+    _answering: Any = None
 
     # Bytes since the last byte of a body, or the end of a head or message: httptools keeps them.
     _num_kept_bytes = 0
@@ -232,16 +234,24 @@ class _BoundedHead:
     def on_message_begin(self) -> None:
         """See httptools."""
         if len(self.pipeline) >= MAX_PIPELINED:
-            self._reason = f"it sends more than {MAX_PIPELINED} requests before an answer"
+            self._reason = f"more than {MAX_PIPELINED} of its requests wait for an answer"
             self._is_refused = True
             raise _RefusedError
         super().on_message_begin()  # type: ignore[misc]
 
-    def on_response_complete(self) -> None:
-        """See uvicorn, which would read on while further requests wait."""
-        super().on_response_complete()  # type: ignore[misc]
-        if self.pipeline:
-            self.flow.pause_reading()
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        """See uvicorn."""
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)  # type: ignore[misc]
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """See asyncio.Protocol. uvicorn tells the newest request alone that its client has gone,
+        and not the one that is being answered."""
+        self.pipeline.clear()
+        if self._answering is not None and not self._answering.response_complete:
+            self._answering.disconnected = True
+            self._answering.message_event.set()
+        super().connection_lost(error)  # type: ignore[misc]
 
     def on_url(self, url: bytes) -> None:
         """See httptools."""

@@ -135,7 +135,7 @@ class ClusterClient(AsyncLLM):  # type: ignore[misc]
             VLLMValidationError: it is for more engine requests than one HTTP request may have.
         """
         if n > MOST_OF_ONE:
-            raise VLLMValidationError(str(TooManyAtOnceError(n)), parameter="n")
+            raise VLLMValidationError(str(TooManyAtOnceError(n)))
         super().check_admission(n, request_id)
 
     async def forget_warm_up(self) -> None:
@@ -218,7 +218,7 @@ class ClusterClient(AsyncLLM):  # type: ignore[misc]
         try:
             full = reserved(self._queue, num_choices)
         except TooManyAtOnceError as error:
-            raise VLLMValidationError(str(error), parameter="n") from None
+            raise VLLMValidationError(str(error)) from None
         if full is not None:
             raise GracefulHTTPError("too many requests wait", HTTPStatus.TOO_MANY_REQUESTS)
         return counted(self._queue, name, outputs, num_choices)
