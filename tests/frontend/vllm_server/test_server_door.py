@@ -111,6 +111,25 @@ def test_each_prompt_and_each_choice_waits_for_its_own_first_token(run):
     run(test)
 
 
+def test_a_request_for_more_than_a_front_end_begins_in_a_moment_is_a_bad_one(run):
+    """Although nothing else waits; and none of it is left behind."""
+
+    async def test(served: Served) -> None:
+        body = {"prompt": ["Hello"] * 64, "n": 65, "max_tokens": 2, "temperature": 1.0}
+        refused = await served.post("/v1/completions", model="small", **body)
+        assert refused.status_code == 400, refused.text
+        assert "prompts and choices" in refused.json()["error"]["message"]
+        many = served.post("/v1/completions", model="small", prompt="Hello", n=5_000)
+        assert (await many).status_code == 400
+        answering = served.chat()
+        i0 = served.cluster.i0
+        request = await i0.get_request()
+        i0.send_tokens(request.request_id, 0, served.tokens("Hello"), FinishReason.STOP)
+        assert (await answering).status_code == 200
+
+    run(test)
+
+
 def test_requests_whose_clients_have_gone_do_not_wait(run):
     async def test(served: Served) -> None:
         for _ in range(2):
