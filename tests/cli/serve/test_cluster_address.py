@@ -1,5 +1,6 @@
 """Where other nodes reach a server, and what is refused before anything is started."""
 
+import socket
 from argparse import Namespace
 
 import pytest
@@ -32,6 +33,17 @@ def test_a_port_is_that_at_which_nodes_join() -> None:
     address = cluster_address(["--cluster-address", f"{host}:43117"])
     assert address == ClusterAddress(host, 43117)
     assert address.environment() == {"RAY_GCS_SERVER_PORT": "43117"}
+
+
+def test_the_other_options_are_read_while_ray_listens_at_the_address() -> None:
+    """They are read in a process of their own, meanwhile."""
+    host = own_address()
+    with socket.create_server((host, 0)) as taken:
+        port = taken.getsockname()[1]
+        given = ["--cluster-address", f"{host}:{port}"]
+        with pytest.raises(ConfigurationError, match="a free port"):
+            cluster_address(given)
+        assert cluster_address(given, is_in_use=True) == ClusterAddress(host, port)
 
 
 @pytest.mark.parametrize(

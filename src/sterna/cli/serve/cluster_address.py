@@ -57,9 +57,12 @@ class ClusterAddress:
         return {} if self.port is None else {"RAY_GCS_SERVER_PORT": str(self.port)}
 
 
-def cluster_address(arguments: Sequence[str]) -> ClusterAddress | None:
+def cluster_address(arguments: Sequence[str], *, is_in_use: bool = False) -> ClusterAddress | None:
     """Return the address at which other nodes reach this one; None without other nodes. Ray needs
     it before the other options have been read.
+
+    Args:
+        is_in_use: the server's Ray may listen there by now.
 
     Raises:
         ConfigurationError: other nodes could not use the address.
@@ -83,7 +86,7 @@ def cluster_address(arguments: Sequence[str]) -> ClusterAddress | None:
         )
     if port and not (port.isdecimal() and 1024 <= int(port) <= 65535):
         raise ConfigurationError(f"{ADDRESS.name} {given}: the port must be in [1024, 65535]")
-    _check_own(host, int(port or 0))
+    _check_own(host, 0 if is_in_use else int(port or 0))
     return ClusterAddress(host, int(port) if port else None)
 
 

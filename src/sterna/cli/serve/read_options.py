@@ -33,7 +33,7 @@ def read(arguments: Sequence[str]) -> ServeOptions:
         ConfigurationError: an option cannot work.
     """
     args = parse(arguments)
-    address = cluster_address(arguments)
+    address = cluster_address(arguments, is_in_use=True)
     config = replace(cluster_config(args), internal_host=internal_host(args, address))
     _check_port(args.host, args.port)
     check_tls(args)
