@@ -19,8 +19,6 @@ WAITS_FOR_SERVER_S = 600
 """A node that joined ends when its server has been away for as long: much longer than a new GCS
 takes, and not the day for which the server's own node waits."""
 
-NODE_ADDRESS = "--node-ip-address"
-
 
 def add_commands(commands: Any) -> None:
     """Add `join` to the parser's subcommands."""
@@ -37,7 +35,7 @@ def add_commands(commands: Any) -> None:
         "ray_options",
         nargs=argparse.REMAINDER,
         metavar="OPTIONS",
-        help=f"of `ray start`, such as {NODE_ADDRESS}=ADDRESS, this machine's in their network, "
+        help="of `ray start`, such as --node-ip-address=ADDRESS, this machine's in their network, "
         "and --block, to stay in the foreground",
     )
     parser.set_defaults(run=join)

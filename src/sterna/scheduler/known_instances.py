@@ -72,7 +72,7 @@ def _is_lost(each: _InFlight, instance: _Instance, lease_s: float, now_s: float)
 
 
 def _steps(load: InstanceLoad) -> tuple[int, ...]:
-    """What a step of the engine changes, of those numbers that nothing else does."""
+    """What a step of the engine changes; of all else only a reservation changes one of them."""
     return (
         *(load.num_running, load.num_queuing, load.used_tokens, load.num_preemptions),
         *(load.prefill_demand_tokens, load.uncomputed_tokens),

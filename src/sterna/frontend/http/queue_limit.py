@@ -28,8 +28,8 @@ DEFAULT_RETRY_S = 5
 
 MOST_OF_ONE = 4_096
 """Engine requests of one HTTP request that may wait, whatever else does. To begin them takes some
-tenths of a second, in which no other stream of the front end goes on; with a million it would
-count as dead."""
+tenths of a second, by estimate, in which no other stream of the front end goes on; with a million
+it would count as dead."""
 
 QUEUING_KNOWN_S = 3 * STATS_INTERVAL_S
 """A report of queuing requests holds for this time: after it, its scheduler is dead or hangs."""

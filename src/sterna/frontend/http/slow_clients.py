@@ -91,7 +91,8 @@ def with_limits(
 
 
 def bounded_head(protocol: type[Any]) -> type[Any]:
-    """Return uvicorn's HTTP protocol with a limit for heads, if it has none of its own."""
+    """Return uvicorn's HTTP protocol with limits for heads and for requests that wait, if it has
+    none of its own."""
     if not hasattr(protocol, "on_header"):
         return protocol
     return type("BoundedHeadProtocol", (_BoundedHead, protocol), {})
@@ -205,8 +206,8 @@ class _RefusedError(Exception):
 
 
 class _BoundedHead:
-    """Limit for heads around uvicorn's protocol on httptools, from which the attributes without a
-    value come."""
+    """Limits for heads, and for the requests that wait, around uvicorn's protocol on httptools,
+    from which the attributes without a value come."""
 
     transport: Any
     client: tuple[str, int] | None
