@@ -22,6 +22,7 @@ HANG_S = 60.0
 @pytest.fixture
 def server() -> Iterator[ForkServer]:
     with ForkServer({}) as server:
+        the_process()
         yield server
     assert processes() == []
     assert ADDRESS_VARIABLE not in os.environ
@@ -33,9 +34,19 @@ def processes() -> list[psutil.Process]:
     return [each for each in own if "sterna.runtime.fork_server.fork_server" in each.cmdline()]
 
 
+def the_process() -> psutil.Process:
+    """Wait for it: one that has just been started has no command line for a moment, or the
+    test's."""
+    begun_s = time.monotonic()
+    while len(found := processes()) != 1:
+        assert time.monotonic() - begun_s < HANG_S
+        time.sleep(0.01)
+    return found[0]
+
+
 def kill() -> None:
     """It has ended then, and nobody has waited for it yet."""
-    (process,) = processes()
+    process = the_process()
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
 
@@ -90,7 +101,7 @@ def test_one_that_cannot_be_started_is_tried_again(
 
 def test_one_that_is_stopped_for_long_is_ended_and_started_again(server: ForkServer) -> None:
     now_s = time.monotonic() + SHORT_LIFE_S + 1.0
-    (process,) = processes()
+    process = the_process()
     process.suspend()
     stopped_s = time.monotonic()
     while not server.keep_up(now_s):
@@ -98,10 +109,7 @@ def test_one_that_is_stopped_for_long_is_ended_and_started_again(server: ForkSer
         time.sleep(0.05)
     assert time.monotonic() - stopped_s >= STOPPED_TIMEOUT_S
     assert not process.is_running()
-    # A new process has the command line of the test until it has become the server.
-    while len(processes()) != 1:
-        assert time.monotonic() - stopped_s < HANG_S
-        time.sleep(0.05)
+    the_process()
 
 
 def until_asked(address: str) -> None:
