@@ -1,5 +1,6 @@
 """Bad input to `sterna`: one clear line, and nothing was started."""
 
+import json
 import logging
 import os
 import pickle
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import yaml
 
 from sterna.cli.main import main
 from sterna.cli.serve import read_options
@@ -28,6 +30,7 @@ from tests.models import small_model
 pytestmark = pytest.mark.vllm
 
 MIB = 1 << 20
+DEPLOY = Path(__file__).parents[3] / "deploy"
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +84,8 @@ def config_file(tmp_path: Path) -> Callable[[str], str]:
             ["--max-modl-len", "5"],
             "unrecognized arguments: --max-modl-len 5 (did you mean --max-model-len?)",
         ),
-        (["--port", "8123", "bird"], "unrecognized arguments: bird (the model comes first: "),
+        (["--port", "8123", "bird", "fish"], "unrecognized arguments: bird fish (name one model: "),
+        (["--port", "0"], "--port 0: choose a port in [1, 65535]"),
         (["/no/such/model"], "model /no/such/model is not there"),
         (["--instances", "0"], "instances must be at least 1, not 0"),
         (["--instances", "some"], "argument --instances: invalid int value: 'some'"),
@@ -214,10 +218,41 @@ def test_the_model_of_the_command_line_goes_before_that_of_the_file(config_file)
     assert parse(["serve", str(small_model()), "--config", config]).model == str(small_model())
 
 
-@pytest.mark.parametrize("form", [["--model", "{}"], ["--model={}"], ["{}"]])
+@pytest.mark.parametrize(
+    "form",
+    [
+        ["--model", "{}"],
+        ["--model={}"],
+        ["{}"],
+        ["--tokenizer", "{}", "{}", "--instances", "2"],
+        ["--instances", "2", "{}"],
+    ],
+)
 def test_the_model_can_be_named_in_each_of_vllms_ways(form: list[str]):
     options = [each.format(small_model()) for each in form]
     assert parse(["serve", *options]).model == str(small_model())
+
+
+def test_the_model_behind_options_goes_before_that_of_the_file(config_file):
+    config = config_file("model: /no/such/model")
+    args = parse(["serve", "--config", config, "--instances", "2", str(small_model())])
+    assert args.model == str(small_model())
+
+
+@pytest.mark.parametrize(
+    "path", sorted(DEPLOY.glob("docker/Dockerfile.*")), ids=lambda each: each.name
+)
+def test_the_command_of_an_image_takes_what_manifests_give_it(path: Path):
+    """Of the image's own options and those behind its name the model is not the first."""
+    (line,) = [each for each in path.read_text().splitlines() if each.startswith("ENTRYPOINT")]
+    command = json.loads(line.removeprefix("ENTRYPOINT"))
+    manifests = yaml.safe_load_all((DEPLOY / "kubernetes" / "sterna.yaml").read_text())
+    (deployment,) = [each for each in manifests if each["kind"] == "Deployment"]
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert "command" not in container
+    _, *options = container["args"]
+    args = parse([*command[command.index("serve") :], str(small_model()), *options])
+    assert (args.model, args.host, args.instances) == (str(small_model()), "0.0.0.0", 4)
 
 
 def test_without_a_model_the_small_one_is_served_under_its_name():

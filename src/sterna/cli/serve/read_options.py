@@ -143,6 +143,8 @@ def _refuse_unsupported(args: Namespace) -> None:
 
 
 def _check_port(host: str | None, port: int) -> None:
+    if port == 0:
+        raise ConfigurationError("--port 0: choose a port in [1, 65535]")
     if (reason := listen_error(host or "", port)) is not None:
         raise ConfigurationError(
             f"cannot listen on {host or '*'}:{port} ({reason}); choose another --port"

@@ -87,9 +87,25 @@ UNKNOWN_OPTIONS = "unrecognized arguments: "
 
 
 class ServeParser(FlexibleArgumentParser):
-    """vLLM's parser with errors of one line, which the usage of hundreds of options would hide."""
+    """vLLM's parser with errors of one line, which the usage of hundreds of options would hide.
+
+    Attributes:
+        serve_options: the options that an unknown one may have been meant to be.
+        takes_model_behind: a word behind the options is the model. argparse, which has its place
+            filled, does not know it.
+    """
 
     serve_options: tuple[str, ...] = ()
+    takes_model_behind = False
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """See ArgumentParser."""
+        known, unknown = super().parse_known_args(args, namespace)
+        if self.takes_model_behind and len(unknown) == 1 and not unknown[0].startswith("-"):
+            known.model_tag = unknown.pop()
+        return known, unknown
 
     def error(self, message: str) -> NoReturn:
         """See ArgumentParser.
@@ -103,7 +119,7 @@ class ServeParser(FlexibleArgumentParser):
 
     def _meant_instead(self, unknown: list[str]) -> str:
         if not unknown[0].startswith("-"):
-            return " (the model comes first: sterna serve MODEL [options])"
+            return " (name one model: sterna serve MODEL [options])"
         name = unknown[0].split("=")[0].replace("_", "-")
         close = difflib.get_close_matches(name, self.serve_options, n=1)
         return f" (did you mean {close[0]}?)" if close else ""
@@ -137,7 +153,8 @@ def parse_serve(
     arguments: list[str],
     default_model: str,
 ) -> argparse.Namespace:
-    """Return the options in `serve [MODEL] ...`; a file named by --config gives more of them.
+    """Return the options in `serve [MODEL] ...`; a file named by --config gives more of them. The
+    model may also stand behind options.
 
     Args:
         default_model: served where neither the command line nor the file names a model.
@@ -154,6 +171,8 @@ def parse_serve(
         in_file = [] if path is None else _read_config(serve_parser, path)
         model, options = _without_model(options)
         model_in_file, in_file = _without_model(in_file)
+        # In a container the image's options come before those that the user gives.
+        parser.takes_model_behind = model is None
         model = model or model_in_file or default_model
         args: argparse.Namespace = parser.parse_args([arguments[0], model, *in_file, *options])
     except (ValueError, TypeError, argparse.ArgumentTypeError) as error:
