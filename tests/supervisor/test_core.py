@@ -33,6 +33,7 @@ from sterna.supervisor.core import (
 )
 from sterna.supervisor.fleet import Announce, Cause, Close, Fleet, Member, Phase, Start
 from sterna.types import FrontendId, InstanceId
+from tests.supervisor import fleets
 from tests.supervisor.fleets import started
 
 I0, I1, I2 = InstanceId("i0"), InstanceId("i1"), InstanceId("i2")
@@ -246,6 +247,18 @@ def test_a_restart_that_goes_on_without_a_surge_keeps_its_options() -> None:
     reply = core.on_message(same, 2.0)[-1]
     assert reply.message.error is None
     assert core.options == {0: (), 1: ("--max-num-seqs=8",)}
+
+
+def test_the_answer_to_an_order_that_gives_a_restart_up_names_that_restart() -> None:
+    """Who watches for its instances sees that there are none."""
+    core = SupervisorCore(fleets.serving(1))
+    core.on_message(RestartInstances("operator", 3, True, ()), 0.0)
+    core.fleet.on_pending(I1, "no node has a GPU")
+    effects = core.on_message(RestartInstances("operator", 4, False, ()), 1.0)
+    (reply,) = [each.message for each in effects if isinstance(each, ToMailbox)]
+    assert isinstance(reply, AdminReply)
+    assert (reply.body, reply.error) == (b'{"generation":1}', None)
+    assert core.fleet.generation == 0
 
 
 @pytest.mark.parametrize("has_surge", [True, False])

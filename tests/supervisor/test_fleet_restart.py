@@ -172,11 +172,26 @@ def test_a_restart_goes_on_without_a_surge_only_where_that_has_found_no_place() 
     fleet.on_started(I2, 4.0)
     with pytest.raises(FleetError, match="under way"):
         fleet.on_restart(5.0, has_surge=False)
-    lone = serving(1)
-    lone.on_restart(2.0, has_surge=False)
-    lone.on_pending(I1, "no node has a GPU")
-    with pytest.raises(FleetError, match="under way"):
-        lone.on_restart(3.0, has_surge=False)
+
+
+@pytest.mark.parametrize("has_surge", [True, False])
+@pytest.mark.parametrize("num_wanted", [1, 2])
+def test_a_restart_of_the_last_instance_can_be_given_up(num_wanted: int, has_surge: bool) -> None:
+    """Its successor finds no place, and it cannot be emptied before that one serves."""
+    fleet = serving(num_wanted, max_instances=2)
+    if num_wanted == 2:
+        fleet.on_gone(I1, 1.5)
+        fleet.on_pending(I2, "no node has a GPU")
+    for instance_id in started(fleet.on_restart(2.0, has_surge=has_surge)):
+        fleet.on_pending(instance_id, "no node has a GPU")
+    effects = fleet.on_restart(3.0, has_surge=False)
+    assert [each.generation for each in effects if isinstance(each, GiveUpGeneration)] == [1]
+    assert fleet.in_phase(Phase.SERVING) == (I0,)
+    assert (fleet.generation, fleet.is_restarting) == (0, False)
+    # What is still wanted starts with the options before, and the next restart is one.
+    assert {each.generation for each in fleet.members.values()} == {0}
+    assert len(fleet.members) == num_wanted
+    assert [fleet.members[each].generation for each in started(fleet.on_restart(4.0))][:1] == [2]
 
 
 def test_a_restart_keeps_its_surge_where_some_of_what_it_has_begun_has_a_place() -> None:

@@ -171,6 +171,7 @@ class SupervisorCore:
         """Carry out an operator's order, and answer it."""
         error = None
         effects: list[SupervisorEffect] = []
+        generation = self.fleet.generation
         try:
             # Announced even if nothing can begin yet: a successor must know the order.
             begun: list[FleetEffect] = [Announce(), *self._effects_of(order, now_s)]
@@ -181,7 +182,9 @@ class SupervisorCore:
             error = str(refusal)
         body = b"null"
         if isinstance(order, RestartInstances) and error is None:
-            body = msgspec.json.encode({"generation": self.fleet.generation})
+            # If the order has the restart given up, the answer names its generation.
+            generation = max(generation, self.fleet.generation)
+            body = msgspec.json.encode({"generation": generation})
         reply = ToMailbox(order.reply_to, AdminReply(order.query_id, body, error))
         return [*effects, reply]
 

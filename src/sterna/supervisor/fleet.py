@@ -104,6 +104,9 @@ class GiveUpGeneration:
 
 FleetEffect = Start | CancelStart | Close | Announce | GiveUpGeneration
 
+MIN_SERVING = 2
+"""Of so many that take requests one may be emptied; the last one stays until another serves."""
+
 
 @dataclass(slots=True)
 class Fleet:
@@ -246,14 +249,22 @@ class Fleet:
     def on_restart(self, now_s: float, *, has_surge: bool = True) -> list[FleetEffect]:
         """Replace every instance by one of a new generation, one at a time.
 
+        A restart whose first successor finds no place goes on without a surge when that is ordered
+        again; it is given up where too few serve for that.
+
         Raises:
             FleetError: a restart is under way.
         """
-        if self.is_restarting and not has_surge and self._has_surge and self._waits_for_a_place():
-            # The surge finds no place: without this, nothing would ever be replaced.
-            self._has_surge = False
-            self._num_at_restart = len(self.in_phase(Phase.SERVING))
-            return self._reconcile(now_s)
+        if self.is_restarting and not has_surge and self._waits_for_a_place():
+            # Without this, nothing would ever be replaced.
+            num_serving = len(self.in_phase(Phase.SERVING))
+            if num_serving < MIN_SERVING and self._proven_generation is not None:
+                reason = "its successor finds no place, and the last instance stays until it serves"
+                return [self._give_up_generation(reason), *self._reconcile(now_s)]
+            if self._has_surge:
+                self._has_surge = False
+                self._num_at_restart = num_serving
+                return self._reconcile(now_s)
         if self.is_restarting:
             raise FleetError("a rolling restart is under way already; `sterna instances` shows it")
         self._generation = self._num_generations
@@ -305,9 +316,7 @@ class Fleet:
         effects: list[FleetEffect] = [Announce()]
         is_untried = self._proven_generation not in (None, member.generation)
         if is_of_options and is_untried and member.generation == self._generation:
-            assert self._proven_generation is not None
-            self._generation = self._proven_generation
-            effects.append(GiveUpGeneration(member.generation, reason))
+            effects.append(self._give_up_generation(reason))
         elif now_s >= self._no_start_before_s:
             # Starts that began together, and fail together, are one failure.
             delay_s = RETRY_DELAYS_S[min(self._num_failures, len(RETRY_DELAYS_S) - 1)]
@@ -348,6 +357,12 @@ class Fleet:
             effects += [self._begin() for _ in range(self._num_missing())]
         return effects
 
+    def _give_up_generation(self, reason: str) -> GiveUpGeneration:
+        """Those of the generation before are the current ones again."""
+        assert self._proven_generation is not None
+        given_up, self._generation = self._generation, self._proven_generation
+        return GiveUpGeneration(given_up, reason)
+
     def _cancel_outdated_starts(self) -> list[FleetEffect]:
         """Give up outdated starts that wait for a place: the next free one is for a start with the
         new options."""
@@ -380,8 +395,7 @@ class Fleet:
             return []
         # If the cluster has no room for all that are wanted, those present at the restart suffice.
         num_enough = min(self.wanted, self._num_at_restart)
-        # The last instance that takes requests stays until another one serves, surge or not.
-        if len(serving) < (self._target() if self._has_surge else max(2, num_enough)):
+        if len(serving) < (self._target() if self._has_surge else max(MIN_SERVING, num_enough)):
             return []
         self._set_terminating(self.members[outdated[0]], Cause.RESTART)
         return [Announce()]

@@ -171,6 +171,32 @@ def test_start_says_which_instances_can_serve_when_so_many_are_up(
     assert cluster == Cluster([], [("/admin/start", {"instances": 2})], {"Bearer operator"})
 
 
+def test_an_instance_that_comes_up_for_another_order_is_not_this_ones(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    i0, i3 = row("i0", "running"), row("i3", "pending", "no GPU is free")
+    cluster = Cluster(
+        [
+            [i0, row("i2", "starting")],
+            [i0, row("i2", "running"), i3],
+            [i0, row("i2", "running"), row("i3", "running")],
+        ]
+    )
+    assert run(cluster, "start") == 0
+    assert capsys.readouterr().out == "i2, i3 can serve\n"
+    assert cluster.looks == []
+
+
+def test_an_instance_of_the_pool_that_was_starting_may_serve_in_its_place(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    i0 = row("i0", "running")
+    settled = [i0, row("i1", "running"), row("i2", "warm")]
+    cluster = Cluster([[i0, row("i1", "starting")], *[settled] * 100])
+    assert run(cluster, "start") == 0
+    assert capsys.readouterr().out == "i1 can serve\n"
+
+
 def test_a_warm_instance_that_comes_to_serve_is_one_that_was_started(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -269,6 +295,24 @@ def test_a_restart_that_goes_on_without_surge_ends_when_every_instance_is_new(
     cluster = Cluster([pending, emptied, new])
     assert run(cluster, "restart", "--rolling", "--no-surge") == 0
     assert capsys.readouterr().out == "restarted: i2, i3 serve\n"
+
+
+def test_a_restart_ends_although_more_are_wanted_than_have_a_place(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    waits = row("i4", "pending", "no node has 1 GPUs free", generation=4)
+    begun = [OLD[0], row("i2", "running", generation=4), waits]
+    new = [row("i2", "running", generation=4), row("i3", "running", generation=4), waits]
+    assert run(Cluster([begun, new]), "restart", "--rolling", "--no-surge") == 0
+    assert capsys.readouterr().out == "restarted: i2, i3 serve\n"
+
+
+def test_a_restart_that_is_given_up_is_told_although_more_are_wanted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    waits = row("i3", "pending", "no node has 1 GPUs free")
+    assert run(Cluster([[OLD[0], waits]] * 100), "restart", "--rolling", "--no-surge") == 1
+    assert "the restart was given up" in capsys.readouterr().err
 
 
 def test_a_restart_that_never_begins_is_told(capsys: pytest.CaptureFixture[str]) -> None:

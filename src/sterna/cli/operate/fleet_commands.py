@@ -29,7 +29,8 @@ NUM_FAILED_POLLS = 60
 """Polls in a row without an answer, after which a command no longer watches: a front end or a
 scheduler is replaced sooner."""
 
-_COMING = ("pending", "starting", "warm")
+_STARTING = ("pending", "starting")
+_SETTLED = ("running", "warm", "pending")
 
 Row = dict[str, Any]
 Rows = list[Row]
@@ -112,7 +113,11 @@ def wait_for_end(instance_id: str, polls: Iterable[Rows]) -> None:
 
 
 def _start(args: argparse.Namespace) -> int:
-    before = {row["id"] for row in _instances(args) if row["state"] == "running"}
+    rows = _instances(args)
+    before = {row["id"] for row in rows if row["state"] == "running"}
+    # Another order's, or the pool's. Which of those that come to serve are this order's is unknown,
+    # also since the pool's may serve in their place.
+    num_coming = sum(row["state"] in _STARTING for row in rows)
     ask(args.url, "POST", "/admin/start", args.api_key, {"instances": args.num})
     if args.no_wait:
         print("starting; `sterna instances` shows how far it is")
@@ -121,11 +126,14 @@ def _start(args: argparse.Namespace) -> int:
     for rows in _watch(args, lambda row: row["id"] not in before):
         new = [row for row in rows if row["id"] not in before]
         ready = [row["id"] for row in new if row["state"] == "running"]
-        if len(ready) >= args.num:
+        is_enough = len(ready) >= args.num
+        coming = _STARTING if is_enough else (*_STARTING, "warm")
+        num_idle = 0 if any(row["state"] in coming for row in new) else num_idle + 1
+        is_over = num_idle == NUM_IDLE_POLLS
+        if len(ready) >= args.num + num_coming or (is_enough and is_over):
             print(f"{', '.join(ready)} can serve")
             return 0
-        num_idle = 0 if any(row["state"] in _COMING for row in new) else num_idle + 1
-        if num_idle == NUM_IDLE_POLLS:
+        if is_over:
             raise ServerError(
                 f"{len(ready)} of {args.num} instances have started, and no other one starts: "
                 "auto-scaling may have withdrawn the start; the server's log says why"
@@ -145,10 +153,13 @@ def _restart(args: argparse.Namespace) -> int:
         has_begun = has_begun or any(is_new) or any(row["state"] == "terminating" for row in rows)
         # One that is given up at once is never seen to begin.
         has_begun = has_begun or number >= NUM_IDLE_POLLS
-        if rows and all(is_new) and all(row["state"] in ("running", "warm") for row in rows):
-            print(f"restarted: {', '.join(row['id'] for row in rows)} serve")
+        is_serving = any(row["state"] == "running" for row in rows)
+        # Where not all that are wanted have a place, the others wait for one as they did before.
+        is_still = all(row["state"] in _SETTLED for row in rows)
+        if is_serving and all(is_new) and is_still:
+            up = [row["id"] for row in rows if row["state"] != "pending"]
+            print(f"restarted: {', '.join(up)} serve")
             return 0
-        is_still = all(row["state"] in ("running", "warm") for row in rows)
         if rows and has_begun and not any(is_new) and is_still:
             raise ServerError(
                 "the restart was given up, and the instances are as they were: a new one did not "
