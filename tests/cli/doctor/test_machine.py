@@ -50,15 +50,40 @@ def test_gpus_are_those_of_the_drivers_tool(
     assert look_at_machine("127.0.0.1", 0).gpus is None
 
 
+def test_gpus_are_those_that_a_server_may_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text('#!/bin/sh\necho "$*, 1"\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+    def names() -> list[str]:
+        return [each.name for each in look_at_machine("127.0.0.1", 0).gpus or ()]
+
+    (everything,) = names()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,GPU-5f")
+    assert names() == [f"{everything} --id=1,GPU-5f"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-8a")
+    assert names() == [everything]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert look_at_machine("127.0.0.1", 0).gpus == ()
+
+
 def test_memory_is_at_most_that_of_the_container(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit, used, missing = (tmp_path / name for name in ("memory.max", "memory.current", "missing"))
-    pairs = ((str(missing), str(used)), (str(limit), str(used)))
-    monkeypatch.setattr(limits, "MEMORY_LIMITS", pairs)
+    files = limits.MemoryFiles(str(limit), str(used), "inactive_file")
+    monkeypatch.setattr(
+        limits, "MEMORY_FILES", (limits.MemoryFiles(str(missing), str(used), ""), files)
+    )
     limit.write_text("1000\n")
     used.write_text("400\n")
     assert look_at_machine("127.0.0.1", 0).available_bytes == 600
+    # Files that were read are in memory as long as nothing else needs it.
+    (tmp_path / "memory.stat").write_text("file 350\ninactive_file 300\nactive_file 50\n")
+    assert look_at_machine("127.0.0.1", 0).available_bytes == 900
     limit.write_text("max\n")
     assert look_at_machine("127.0.0.1", 0).available_bytes > 1000
 

@@ -153,7 +153,13 @@ def _cpu_flags() -> frozenset[str]:
 
 
 def _gpus() -> tuple[Gpu, ...] | None:
-    command = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
+    command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+    # nvidia-smi shows all, and Ray has the server use these only.
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None and not visible.strip():
+        return ()
+    if visible is not None and "MIG-" not in visible:
+        command.append(f"--id={visible}")
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=NVIDIA_TIMEOUT_S, check=True

@@ -5,6 +5,7 @@ import os
 import resource
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -111,22 +112,52 @@ def raise_limit() -> None:
         )
 
 
-MEMORY_LIMITS = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+
+class MemoryFiles(NamedTuple):
+    """Files about the memory of a container, of one version of control groups.
+
+    Attributes:
+        limit: with the memory that it may have.
+        used: with the memory that it has, the contents of files that it has read included.
+        cached: the line of `memory.stat` beside it with the part that is given up when there is no
+            other.
+    """
+
+    limit: str
+    used: str
+    cached: str
+
+
+MEMORY_FILES = (
+    MemoryFiles(
+        "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", cached="inactive_file"
+    ),
+    MemoryFiles(
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+        cached="total_inactive_file",
+    ),
 )
-"""Files with the memory that a container may have, and that it has, by the version of control
-groups."""
 
 
 def available_memory_bytes() -> int:
     """Return the main memory that is free, within the limit of the container."""
     available = int(psutil.virtual_memory().available)
-    for limit_path, used_path in MEMORY_LIMITS:
+    for files in MEMORY_FILES:
         try:
-            limit, used = (Path(path).read_text().strip() for path in (limit_path, used_path))
+            limit, used = (Path(path).read_text().strip() for path in (files.limit, files.used))
         except OSError:
             continue
         if limit.isdecimal():
-            available = min(available, max(0, int(limit) - int(used)))
+            in_use = max(0, int(used) - _cached_bytes(files))
+            available = min(available, max(0, int(limit) - in_use))
     return available
+
+
+def _cached_bytes(files: MemoryFiles) -> int:
+    try:
+        lines = Path(files.used).with_name("memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    values = dict(line.split(maxsplit=1) for line in lines if " " in line)
+    return int(values.get(files.cached, 0))
