@@ -93,12 +93,17 @@ def test_the_downtime_of_a_migration_and_the_time_that_it_takes_both_sides(is_fa
     assert summarize(records, cluster).migrating_fraction == pytest.approx(0.33 / (2 * 2.1))
 
 
+@pytest.mark.parametrize("binds_late", [False, True])
 @pytest.mark.parametrize(
     ("num_held_blocks", "num_blocking", "num_fragmented_blocks"),
     [(74, 0, 0), (75, 1, 16), (82, 1, 16), (83, 1, 0), (90, 1, 0)],
 )
 def test_heads_are_blocked_and_served_by_what_the_watermarks_leave(
-    num_held_blocks: int, num_blocking: int, num_fragmented_blocks: int, is_fast: bool
+    num_held_blocks: int,
+    num_blocking: int,
+    num_fragmented_blocks: int,
+    binds_late: bool,
+    is_fast: bool,
 ) -> None:
     """Section 6.3: "the portion of cluster free memory that could satisfy the demands of the
     head-of-line blocking requests across all instances, if no fragmentation".
@@ -107,10 +112,11 @@ def test_heads_are_blocked_and_served_by_what_the_watermarks_leave(
     holds `num_held_blocks` from its first token to its last. A third one needs 16 blocks.
     With 74 held it fits: 100 - 10 - 74 are 16. With 75, it does not, though 25 blocks are free.
     With 82, there is room for 8 on each instance, in one place for exactly the 16; with 83 for
-    14; with 90, all that is free are the watermarks."""
+    14; with 90, all that is free are the watermarks. With late binding it waits at the scheduler,
+    whose line is one more."""
     held_tokens = 16 * num_held_blocks
     config = configuration(
-        INFAAS_PP,
+        replace(INFAAS_PP, binds_late=binds_late),
         num_instances=2,
         engine=EmulatedEngineConfig(num_blocks=100, watermark=0.1),
         step_time=steps_of(0.1),

@@ -449,6 +449,7 @@ class ClusterStats(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         num_held: requests that wait at the scheduler for an instance.
+        head_demand_tokens: demand of the first in line there; 0 for none.
         migrations: those that the scheduler has heard of since the last message.
         num_scaled_up, num_scaled_down: instances that auto-scaling has asked the supervisor for,
             and those that it has asked it to end, since the last message.
@@ -456,6 +457,7 @@ class ClusterStats(msgspec.Struct, frozen=True, tag=True):
 
     instances: tuple[InstanceStats, ...]
     num_held: int = 0
+    head_demand_tokens: int = 0
     migrations: tuple[MigrationEnd, ...] = ()
     num_scaled_up: int = 0
     num_scaled_down: int = 0

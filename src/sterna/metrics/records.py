@@ -87,7 +87,8 @@ class ClusterRecord:
         free_tokens: int64[k], free memory of all instances when the fragmentation was sampled.
         total_tokens: int64[k], memory of all instances at these times.
         blocked_demands_tokens: at each of these times, the demands of the requests at the heads
-            of their lines that do not fit on their instances, in the order of the instances.
+            of their lines that do not fit on their instances, in the order of the instances; then
+            that of the first in line at the scheduler, if it fits on none (not in real runs).
         room_tokens: int64[k], the free memory less each instance's watermark, into which requests
             may be admitted. The fragmented memory is a part of this.
         num_preemptions: preemptions of all requests together, if they are not counted by request.

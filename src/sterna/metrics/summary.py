@@ -359,7 +359,8 @@ def fragmentation_proportion(
         free_tokens: free memory of all instances together, less the watermark that each of them
             keeps free when it admits a request: a single instance could not give that either.
         demands_tokens: demands of the requests at the heads of their lines that do not fit on their
-            instances.
+            instances. The scheduler's line, of those that wait there for memory, is one more, with
+            all instances.
         total_tokens: memory of all instances together.
     """
     fragmented_tokens = 0

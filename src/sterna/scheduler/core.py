@@ -131,6 +131,7 @@ class SchedulerCore:
         stats = ClusterStats(
             tuple(map(_stats, self._reports.values())),
             self.num_held,
+            self._core.head_demand_tokens,
             tuple(self._ended),
             self._num_scaled_up,
             self._num_scaled_down,

@@ -151,6 +151,11 @@ class GlobalScheduler:
         return len(self._held)
 
     @property
+    def head_demand_tokens(self) -> int:
+        """The demand of the first request in line here; 0 without one."""
+        return self._held.first_tokens
+
+    @property
     def undispatched(self) -> list[DispatchRequest]:
         """Requests that wait here for an instance, or for their prefix."""
         return [*self._held, *self._copies]

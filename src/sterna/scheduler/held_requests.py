@@ -54,6 +54,11 @@ class HeldRequests:
         return (each.request for each in self._waiting.values())
 
     @property
+    def first_tokens(self) -> int:
+        """The demand of the first one in line; 0 without any."""
+        return self._line[0][-1].demand_tokens if self._line else 0
+
+    @property
     def smallest_tokens(self) -> int | None:
         """The smallest demand of those in line; None without any."""
         return self._demands_tokens[0] if self._demands_tokens else None

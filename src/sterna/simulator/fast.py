@@ -540,12 +540,13 @@ class FastEngines:
 
     def memory(self) -> MemorySample:
         listed, block_size = np.zeros(len(self._tables.rows), np.int64), self._block_size
-        num_blocking, num_free, num_room, num_used_most, num_engines = entries.sample_memory(
-            self._places, listed
+        num_blocking, num_free, num_room, num_room_most, num_used_most, num_engines = (
+            entries.sample_memory(self._places, listed)
         )
         return MemorySample(
             free_tokens=num_free * block_size,
             room_tokens=num_room * block_size,
+            largest_room_tokens=num_room_most * block_size,
             demands_tokens=(listed[:num_blocking] * block_size).tolist(),
             total_tokens=num_engines * self._config.engine.num_blocks * block_size,
             largest_used_tokens=num_used_most * block_size,

@@ -235,13 +235,14 @@ class PlainEngines:
 
     def memory(self) -> MemorySample:
         config = self._config.engine
-        free_tokens = room_tokens = largest_used_tokens = 0
+        free_tokens = room_tokens = largest_room_tokens = largest_used_tokens = 0
         demands_tokens = []
         for row in sorted(self._engines):
             core = self._engines[row].core
             room_blocks = max(0, core.num_free_blocks - config.watermark_blocks)
             free_tokens += core.num_free_blocks * config.block_size
             room_tokens += room_blocks * config.block_size
+            largest_room_tokens = max(largest_room_tokens, room_blocks * config.block_size)
             num_used_blocks = config.num_blocks - core.num_free_blocks
             largest_used_tokens = max(largest_used_tokens, num_used_blocks * config.block_size)
             queuing = self._view(self._engines[row]).queuing
@@ -250,6 +251,7 @@ class PlainEngines:
         return MemorySample(
             free_tokens=free_tokens,
             room_tokens=room_tokens,
+            largest_room_tokens=largest_room_tokens,
             demands_tokens=demands_tokens,
             total_tokens=len(self._engines) * config.num_blocks * config.block_size,
             largest_used_tokens=largest_used_tokens,

@@ -14,6 +14,7 @@ class MemorySample:
         free_tokens: free memory.
         room_tokens: the part of it in which they may admit requests: without each instance's
             watermark.
+        largest_room_tokens: that of the instance with most of it.
         demands_tokens: demands of the requests that block the head of a queue because they do not
             fit.
         total_tokens: all of it.
@@ -23,6 +24,7 @@ class MemorySample:
 
     free_tokens: int
     room_tokens: int
+    largest_room_tokens: int
     demands_tokens: list[int]
     total_tokens: int
     largest_used_tokens: int
@@ -58,17 +60,25 @@ class Recorder:
     migrating_since_s: dict[InstanceId, float] = field(default_factory=dict)
     migrating_s: float = 0.0
 
-    def sample(self, now_s: float, memory: MemorySample) -> None:
-        """Add a sample of the memory."""
+    def sample(self, now_s: float, memory: MemorySample, held_tokens: int) -> None:
+        """Add a sample of the memory.
+
+        Args:
+            held_tokens: demand of the first request in line at the scheduler, whose instances are
+                all of them; 0 for none.
+        """
+        demands_tokens = list(memory.demands_tokens)
+        if held_tokens > memory.largest_room_tokens:
+            demands_tokens.append(held_tokens)
         proportion = fragmentation_proportion(
-            memory.room_tokens, memory.demands_tokens, memory.total_tokens
+            memory.room_tokens, demands_tokens, memory.total_tokens
         )
         self.sample_s.append(now_s)
         self.proportions.append(proportion)
         self.free_tokens.append(memory.free_tokens)
         self.room_tokens.append(memory.room_tokens)
         self.total_tokens.append(memory.total_tokens)
-        self.blocked_demands_tokens.append(tuple(memory.demands_tokens))
+        self.blocked_demands_tokens.append(tuple(demands_tokens))
         self.imbalance.append(memory.imbalance)
 
     def set_num_instances(self, now_s: float, num_instances: int) -> None:

@@ -502,7 +502,8 @@ class Simulation:
         self._engines.advance(now_s)
         if self._note_end():
             return
-        self._recorder.sample(now_s, self._engines.memory())
+        held_tokens = self._scheduler.head_demand_tokens
+        self._recorder.sample(now_s, self._engines.memory(), held_tokens)
         self._plan_sample(now_s)
 
 

@@ -6,6 +6,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
 from msgspec import structs
 from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import mark_process_dead
@@ -64,6 +65,23 @@ def test_what_the_scheduler_holds_is_shown_and_waits():
     assert registry.get_sample_value("sterna_held_requests") == 5
     # One queues on each instance.
     assert stats.num_waiting == 7
+
+
+def test_the_line_of_the_scheduler_counts_in_the_fragmentation():
+    registry = CollectorRegistry()
+    metrics = FrontendMetrics(registry)
+    instances = (stats_of("i0", 96), stats_of("i1", 64))
+    largest = max(each.total_tokens - each.used_tokens for each in instances)
+
+    def shown(head_demand_tokens: int) -> float | None:
+        metrics.show(ClusterStats(instances, 1, head_demand_tokens))
+        return registry.get_sample_value("sterna_fragmentation_ratio")
+
+    without = shown(0)
+    assert shown(largest) == without
+    total_tokens = sum(each.total_tokens for each in instances)
+    assert without is not None
+    assert shown(largest + 1) == pytest.approx(without + (largest + 1) / total_tokens)
 
 
 def test_requests_that_went_on_elsewhere_are_counted():

@@ -100,7 +100,7 @@ class FrontendMetrics:
     def show(self, stats: ClusterStats) -> None:
         """Set every gauge of every instance, and those of the cluster."""
         self._held.set(stats.num_held)
-        self._fragmentation.set(_fragmentation(stats.instances))
+        self._fragmentation.set(_fragmentation(stats))
         running: Counted[Priority] = Counted()
         usage: Counted[Priority] = Counted()
         for each in stats.instances:
@@ -137,18 +137,21 @@ class FrontendMetrics:
             gauge.labels(instance.instance_id).set(getattr(instance, str(field)))
 
 
-def _fragmentation(instances: Sequence[InstanceStats]) -> float:
+def _fragmentation(stats: ClusterStats) -> float:
     """The proportion of Section 6.3, without the watermark that instances keep free, which they do
     not report."""
-    total_tokens = sum(each.total_tokens for each in instances)
+    total_tokens = sum(each.total_tokens for each in stats.instances)
     if total_tokens == 0:
         return 0.0
-    free = {each.instance_id: each.total_tokens - each.used_tokens for each in instances}
+    free = {each.instance_id: each.total_tokens - each.used_tokens for each in stats.instances}
     blocked = [
         each.head_demand_tokens
-        for each in instances
+        for each in stats.instances
         if each.head_demand_tokens > free[each.instance_id]
     ]
+    # The line of the scheduler is one more, and all instances are its.
+    if stats.head_demand_tokens > max(free.values()):
+        blocked.append(stats.head_demand_tokens)
     return fragmentation_proportion(sum(free.values()), blocked, total_tokens)
 
 

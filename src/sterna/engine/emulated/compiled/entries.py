@@ -113,7 +113,9 @@ def list_requests(places: Any, r: int, listed: Any, source: int = SOURCE) -> int
 
 
 @njit(cache=True)
-def sample_memory(places: Any, listed: Any, source: int = SOURCE) -> tuple[int, int, int, int, int]:
+def sample_memory(
+    places: Any, listed: Any, source: int = SOURCE
+) -> tuple[int, int, int, int, int, int]:
     """See `reports.sample_memory`."""
     return reports.sample_memory(tables_at(places), listed)
 

@@ -216,12 +216,14 @@ def list_request(tables: Tables, r: int, index: int, listed: Any) -> None:
 
 
 @njit
-def sample_memory(tables: Tables, listed: Any) -> tuple[int, int, int, int, int]:
+def sample_memory(tables: Tables, listed: Any) -> tuple[int, int, int, int, int, int]:
     """Sample the memory. Lists the demands, in blocks, of the requests at the heads of their queues
     that do not fit there; returns their number, the free blocks of all engines, with and without
-    their watermarks, the blocks in use on the engine that uses most, and the number of engines."""
+    their watermarks, the latter also of the engine with most, the blocks in use on the engine that
+    uses most, and the number of engines."""
     rule = tables.settings[0]
-    num_blocking = num_free_blocks = num_room_blocks = num_used_most = num_engines = 0
+    num_blocking = num_free_blocks = num_room_blocks = num_room_most = 0
+    num_used_most = num_engines = 0
     for r in range(tables.rows.shape[0]):
         row = tables.rows[r]
         if row.exists == 0:
@@ -230,6 +232,7 @@ def sample_memory(tables: Tables, listed: Any) -> tuple[int, int, int, int, int]
         room_blocks = max(0, row.free_blocks - rule.watermark_blocks)
         num_free_blocks += row.free_blocks
         num_room_blocks += room_blocks
+        num_room_most = max(num_room_most, room_blocks)
         num_used_most = max(num_used_most, rule.num_blocks - row.free_blocks)
         if row.first == NONE:
             continue
@@ -237,7 +240,14 @@ def sample_memory(tables: Tables, listed: Any) -> tuple[int, int, int, int, int]
         if num_blocks > room_blocks:
             listed[num_blocking] = num_blocks
             num_blocking += 1
-    return num_blocking, num_free_blocks, num_room_blocks, num_used_most, num_engines
+    return (
+        num_blocking,
+        num_free_blocks,
+        num_room_blocks,
+        num_room_most,
+        num_used_most,
+        num_engines,
+    )
 
 
 @njit
