@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import json
 import os
+import secrets
 import shlex
 import sys
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.common.command import end_like_ctrl_c, ended
-from sterna.cli.options.option_values import positive
+from sterna.cli.options.option_values import positive, require_writable
 from sterna.cli.simulate.simulate_options import PLOT_SUFFIXES
 from sterna.cli.simulate.workload_options import (
     add_workload_options,
@@ -71,9 +72,10 @@ def _measured(options: argparse.Namespace, url: str) -> "Reported":
 
     target = asyncio.run(find_target(url, options.api_key, options.model))
     limits = [each for each in (options.max_total_tokens, target.max_model_len) if each is not None]
-    limit = min(limits, default=sys.maxsize)
+    limit = min(limits, default=None)
     workload = workload_of(options, options.seed, limit)
-    report_long_requests(workload, limit)
+    if limit is not None:
+        report_long_requests(workload, limit)
     trace = build_trace(workload)
     return Reported(_sent(options, target, trace), workload, options.label)
 
@@ -83,7 +85,11 @@ def _sent(options: argparse.Namespace, target: "Target", trace: "Trace") -> "Ser
     from bench.serving.report import progress
     from bench.serving.session import run_trace
 
-    config = ClientConfig(options.seed, options.timeout, PriorityField(options.priority_field))
+    # The server may have been sent the same prompts in an earlier run.
+    salt = secrets.token_hex(8)
+    config = ClientConfig(
+        options.seed, options.timeout, PriorityField(options.priority_field), cache_salt=salt
+    )
     num_ended = 0
     with progress(len(trace)) as show:
 
@@ -136,8 +142,8 @@ def _check_files(options: argparse.Namespace) -> None:
                 f"{option} must end in {', '.join(PLOT_SUFFIXES)}, not {str(path)!r}"
             )
     for option, path in (*drawn, ("--output", options.output), ("--log", options.log)):
-        if path is not None and not path.resolve().parent.is_dir():
-            raise ConfigurationError(f"{option} {path}: there is no folder {path.parent}")
+        if path is not None:
+            require_writable(option, path)
 
 
 def _parser() -> argparse.ArgumentParser:

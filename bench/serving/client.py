@@ -92,12 +92,15 @@ class ClientConfig:
         seed: of the prompts.
         timeout_s: a request fails when nothing has come from the server for this time.
         keeps_tokens: whether outcomes have the tokens, for answers to be compared.
+        cache_salt: of all prompts, so that they begin like no prompt of another run with the same
+            seed; None where nothing else was sent to the server.
     """
 
     seed: int
     timeout_s: float = DEFAULT_TIMEOUT_S
     priority_field: PriorityField = PriorityField.PRIORITY
     keeps_tokens: bool = False
+    cache_salt: str | None = None
 
 
 async def replay(
@@ -181,6 +184,7 @@ def body_of(
         "stream": True,
         "stream_options": {"include_usage": True},
         **({"return_token_ids": True} if config.keeps_tokens else {}),
+        **({} if config.cache_salt is None else {"cache_salt": config.cache_salt}),
         **config.priority_field.of(Priority(int(trace.priority[index]))),
     }
 

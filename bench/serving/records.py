@@ -159,7 +159,8 @@ def _blocked_demands_tokens(sample: ClusterSample) -> tuple[int, ...]:
 
 
 def _imbalance(sample: ClusterSample) -> float:
-    used_tokens = [each.used_tokens for each in sample.instances]
+    # Those that are up: others have not reported their memory.
+    used_tokens = [each.used_tokens for each in sample.instances if each.total_tokens > 0]
     return max(used_tokens) * len(used_tokens) / sum(used_tokens) if any(used_tokens) else np.nan
 
 

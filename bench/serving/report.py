@@ -125,7 +125,7 @@ def _requests(run: ServedRun) -> list[dict[str, Any]]:
     records, outcomes = run.records, run.outcomes
     return [
         {
-            "arrival_s": float(records.arrival_s[index]),
+            "arrival_s": _known(records.arrival_s[index]),
             "input_tokens": int(records.input_tokens[index]),
             "output_tokens": int(records.output_tokens[index]),
             "priority": int(records.priority[index]),

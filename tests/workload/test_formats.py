@@ -252,6 +252,15 @@ def test_a_wrong_line_of_json_is_named(record: object, message: str) -> None:
     assert refusal_of_jsonl(right, "", record, right).startswith(f"f.jsonl, line 3: {message}")
 
 
+@pytest.mark.parametrize("column", ["turn", "timestamp"])
+def test_columns_of_other_formats_are_ignored_on_any_line(column: str) -> None:
+    plain = {"input_tokens": 1, "output_tokens": 2}
+    assert read_jsonl(plain, plain | {column: 3}, plain).input_tokens.tolist() == [1, 1, 1]
+    # But a line of another format is none of this one.
+    refusal = refusal_of_jsonl(plain, plain | {"input_length": 3})
+    assert "line 2 has 'input_length', line 1 has not" in refusal
+
+
 @pytest.mark.parametrize(
     ("header", "message"),
     [

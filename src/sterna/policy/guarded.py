@@ -11,6 +11,8 @@ from typing import Self, TypeVar
 from sterna.config import OwnDecisions, PolicyConfig, ScalingConfig
 from sterna.policy.own import Policy
 from sterna.policy.pairing import checked_pairs
+from sterna.policy.scaling import checked_number
+from sterna.policy.selection import checked_victims
 from sterna.policy.virtual_usage import Candidate, NewRequest
 from sterna.types import InstanceId, InstanceView, RequestView
 
@@ -68,16 +70,7 @@ class GuardedPolicy:
         """See `Policy`."""
 
         def decide() -> Sequence[RequestView]:
-            there = {each.request_id for each in (*instance.running, *instance.queuing)}
-            victims = tuple(self._own.victims(instance))
-            for each in victims:
-                if each.request_id not in there:
-                    raise ValueError(f"request {each.request_id} is not on the instance")
-                if each.immovable is not None:
-                    raise ValueError(
-                        f"request {each.request_id} cannot move: {each.immovable.value}"
-                    )
-            return victims
+            return checked_victims(self._own.victims(instance), instance)
 
         return self._decided("victims", decide, lambda: self._base.victims(instance))
 
@@ -87,10 +80,7 @@ class GuardedPolicy:
         """See `Policy`."""
 
         def decide() -> int | None:
-            wanted = self._own.num_instances(instances, num_starting, scaling)
-            if wanted is not None and not isinstance(wanted, int):
-                raise TypeError(f"a number of instances must be an integer, not {wanted!r}")
-            return wanted
+            return checked_number(self._own.num_instances(instances, num_starting, scaling))
 
         return self._decided("num_instances", decide, lambda: None)
 

@@ -9,10 +9,12 @@ instances are started at once, whatever the average is. Models without a KV cach
 """
 
 import math
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from sterna.config import ScalingConfig
+from sterna.errors import ConfigurationError
 from sterna.policy.virtual_usage import Candidate, normal_freeness_of
 from sterna.types import InstanceId
 
@@ -72,6 +74,22 @@ def average_normal_freeness(candidates: Iterable[Candidate]) -> float | None:
         return None
     values = [normal_freeness_of(each.load, each.in_flight, each.policy) for each in staying]
     return math.fsum(values) / len(values)
+
+
+def checked_number(wanted: object) -> int | None:
+    """The number of instances that a class of one's own wants; None for the rules of its base.
+
+    Raises:
+        ConfigurationError: it is no integer.
+    """
+    if wanted is None:
+        return None
+    try:
+        return operator.index(wanted)  # type: ignore[arg-type]
+    except TypeError:
+        raise ConfigurationError(
+            f"num_instances: a number of instances must be an integer, not {wanted!r}"
+        ) from None
 
 
 def towards(

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import assert_never
 
 from sterna.config import PolicyConfig, Victim
+from sterna.errors import ConfigurationError
 from sterna.policy.survival import coming_tokens
 from sterna.policy.virtual_usage import (
     free_tokens_of,
@@ -41,7 +42,7 @@ def candidates_to_move(instance: InstanceView, policy: PolicyConfig) -> tuple[Re
     ones then get the memory that these free.
     """
     if policy.own is not None:
-        return tuple(policy.own.victims(instance))
+        return checked_victims(policy.own.victims(instance), instance)
     ranks = _ranks(instance.running, policy.victim)
     order: list[_Ranked] = [
         (policy.counts_as(request.execution_priority), rank, request.request_id, request)
@@ -64,6 +65,26 @@ def candidates_to_move(instance: InstanceView, policy: PolicyConfig) -> tuple[Re
         else:
             order = _for_balance(order, instance, policy)
     return tuple([request for _, _, _, request in order])
+
+
+def checked_victims(
+    victims: Iterable[RequestView], instance: InstanceView
+) -> tuple[RequestView, ...]:
+    """The requests that a class of one's own has chosen on this instance.
+
+    Raises:
+        ConfigurationError: one is not there, or cannot move.
+    """
+    there = {each.request_id for each in (*instance.running, *instance.queuing)}
+    victims = tuple(victims)
+    for each in victims:
+        if each.request_id not in there:
+            raise ConfigurationError(f"victims: request {each.request_id} is not on the instance")
+        if each.immovable is not None:
+            raise ConfigurationError(
+                f"victims: request {each.request_id} cannot move: {each.immovable.value}"
+            )
+    return victims
 
 
 def _for_balance(

@@ -23,7 +23,7 @@ from sterna.policy.candidate_table import TOTAL_TOKENS, CandidateTable, Choice
 from sterna.policy.dispatch import decide
 from sterna.policy.pairing import pair
 from sterna.policy.prefix_dispatch import prefix_to_wait_for
-from sterna.policy.scaling import ScaleUp, ScalingState, Terminate, towards
+from sterna.policy.scaling import ScaleUp, ScalingState, Terminate, checked_number, towards
 from sterna.policy.scaling import decide as decide_scaling
 from sterna.policy.virtual_usage import Candidate, NewRequest
 from sterna.scheduler.explanation import dispatch_reason, move_reason
@@ -551,7 +551,9 @@ class GlobalScheduler:
         num_pending = len(self._pending.intersection(starting))
         if self._policy.own is not None and now_s >= self._scaling_begins_s:
             staying = [each for each in self.candidates if not each.load.is_terminating]
-            num_wanted = self._policy.own.num_instances(staying, len(starting), self._scaling)
+            num_wanted = checked_number(
+                self._policy.own.num_instances(staying, len(starting), self._scaling)
+            )
             if num_wanted is not None:
                 self._scaling_state, decision = towards(
                     self._scaling_state,

@@ -85,7 +85,7 @@ def _csv_records(lines: Iterable[str], name: str) -> Iterator[_Record]:
 
 
 def _jsonl_records(lines: Iterable[str], name: str) -> Iterator[_Record]:
-    first_line, known = 0, set[str]()
+    first_line, known, read = 0, set[str](), set[str]()
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -95,10 +95,12 @@ def _jsonl_records(lines: Iterable[str], name: str) -> Iterator[_Record]:
             raise _error(name, number, f"not JSON: {error}") from error
         if not isinstance(record, dict):
             raise _error(name, number, 'not a JSON object, as in {"input_tokens": 8, ...}')
-        keys = _ALL_COLUMNS & record.keys()
         if not first_line:
             _format_of(record.keys(), name, number)
-            first_line, known = number, keys
+            # Columns of other formats are ignored, but for those by which a format is known.
+            read = {column.name for column in _nearest_format(record.keys())} | _LENGTHS
+            first_line, known = number, read & record.keys()
+        keys = read & record.keys()
         for column in sorted(keys ^ known):
             with_it, without = (number, first_line) if column in keys else (first_line, number)
             raise _error(
@@ -326,17 +328,22 @@ _FORMATS: tuple[tuple[_Column, ...], ...] = (
 
 _SESSIONS = _FORMATS[-1]
 
-_ALL_COLUMNS = {column.name for columns in _FORMATS for column in columns}
+_LENGTHS = {column.name for columns in _FORMATS for column in columns[:2]}
+
+
+def _nearest_format(names: Collection[str]) -> tuple[_Column, ...]:
+    """The first format of which the file has a length, that of the input before that of the
+    output."""
+    for place in (0, 1):
+        for columns in _FORMATS:
+            if columns[place].name in names:
+                return columns
+    return _FORMATS[0]
 
 
 def _format_of(names: Collection[str], name: str, line: int) -> dict[str, _Column]:
-    """The columns to read, by field: those of the first format of which the file has a length, that
-    of the input before that of the output."""
-    for place in (0, 1):
-        found_formats = [each for each in _FORMATS if each[place].name in names]
-        if found_formats:
-            break
-    columns = found_formats[0] if found_formats else _FORMATS[0]
+    """The columns to read, by field."""
+    columns = _nearest_format(names)
     for column in columns if columns is _SESSIONS else columns[:2]:
         if column.name == "new_prefix_blocks":
             continue

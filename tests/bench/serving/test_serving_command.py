@@ -117,6 +117,41 @@ def test_the_file_has_every_request_and_sample(tmp_path: Path) -> None:
     assert document["samples"] == []
 
 
+def test_a_turn_that_was_never_due_has_no_arrival_in_the_file(tmp_path: Path) -> None:
+    """The turn of its session before it failed."""
+
+    async def answer(stream: web.StreamResponse, body: Body) -> None:
+        """Nothing but the end."""
+
+    path, trace = tmp_path / "run.json", tmp_path / "trace.csv"
+    trace.write_text("session,turn,delay_ms,new_input_tokens,output_tokens\n0,0,0,8,4\n0,1,5,8,4\n")
+    sessions = ("--trace", str(trace), "--requests", "2", "--output", str(path))
+    assert bench(CompletionsServer(answer), *sessions) == 0
+    first, second = json.loads(path.read_text())["requests"]
+    assert first["arrival_s"] is not None
+    assert second["arrival_s"] is None
+    assert second["error"] is not None
+
+
+def test_no_two_runs_have_prompts_that_a_cache_takes_for_the_same() -> None:
+    servers = CompletionsServer(), CompletionsServer()
+    for server in servers:
+        assert bench(server) == 0
+    (salt,), (other) = ({each["cache_salt"] for each in server.bodies} for server in servers)
+    assert other != {salt}
+    prompts = [sorted(each["prompt"] for each in server.bodies) for server in servers]
+    assert prompts[0] == prompts[1]
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = CompletionsServer()
+    assert bench(server, "--output", str(tmp_path)) == 1
+    assert f"--output {tmp_path} cannot be written: Is a directory" in capsys.readouterr().err
+    assert server.bodies == []
+
+
 @pytest.mark.slow
 def test_a_run_can_be_drawn(tmp_path: Path) -> None:
     path = tmp_path / "run.png"

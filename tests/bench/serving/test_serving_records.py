@@ -139,3 +139,12 @@ def test_instances_that_have_not_reported_have_no_memory_to_speak_of() -> None:
     starting = instance("i0", state="starting", total_tokens=0)
     cluster = cluster_of(samples((starting,), (instance("i0"),)), 2.0, 2.0)
     assert cluster.total_tokens.tolist() == [1000]
+
+
+def test_loads_are_even_beside_instances_that_have_not_reported() -> None:
+    even = (instance("i0", used_tokens=500), instance("i1", used_tokens=500))
+    warm, waiting = (
+        instance(name, state=name, total_tokens=0, used_tokens=0) for name in ("warm", "pending")
+    )
+    cluster = cluster_of(samples(even, (*even, warm), (*even, warm, waiting)), 3.0, 3.0)
+    assert cluster.imbalance.tolist() == [1.0, 1.0, 1.0]

@@ -39,6 +39,30 @@ def test_runs_are_those_of_the_command() -> None:
     assert row["policy"] == "llumnix:migrates=false"
 
 
+def test_the_papers_runs_have_its_policy() -> None:
+    few = {"trace": "fixed:64-64", "rate": 2.0, "requests": 3}
+    assert list(sterna.simulate(paper=True, **few).runs.policy) == ["llumnix"]
+
+
+class MovesAny(Fewest):
+    def victims(self, instance: Any) -> Any:
+        return sorted(instance.running, key=lambda each: each.num_output_tokens)
+
+
+class WantsHalves(Fewest):
+    def num_instances(self, instances: Any, num_starting: Any, scaling: Any) -> Any:
+        return 2.5
+
+
+def test_what_a_server_would_not_carry_out_ends_the_simulation() -> None:
+    """There the rules of the base would decide, so that another policy would serve."""
+    crowded = SMALL | {"rate": 30.0, "requests": 300}
+    with pytest.raises(ConfigurationError, match=r"victims: request \S+ cannot move: "):
+        sterna.simulate(MovesAny, **crowded)
+    with pytest.raises(ConfigurationError, match="must be an integer, not 2.5"):
+        sterna.simulate(WantsHalves, **SMALL, auto_scaling="1:6")
+
+
 def test_there_is_a_row_for_each_request_of_each_run() -> None:
     result = sterna.simulate("llumnix", Fewest, **SMALL, seed=[1, 2])
     assert list(result.runs.policy) == ["llumnix", "llumnix", "Fewest", "Fewest"]

@@ -43,6 +43,7 @@ def error_line(capsys: pytest.CaptureFixture[str], *options: str) -> str:
         (("--source-threshold", "100"), "source_freeness_steps must be at most"),
         (("--plot", "plot.jpg"), "--plot must end in .png, .svg, .pdf, not 'plot.jpg'"),
         (("--plot", "absent/plot.png"), "there is no folder absent"),
+        (("--plot", "/proc/plot.png"), "--plot /proc/plot.png cannot be written: "),
         (("--baseline", "infaas++"), "--baseline must be one of the policies that run (sterna)"),
         (("--paper", "--profile", "a10-llama-7b"), "leave --profile out"),
         (("--paper", "--policy", "sterna"), "infaas++, round-robin, not 'sterna'"),

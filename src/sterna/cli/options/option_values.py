@@ -1,10 +1,12 @@
-"""Types of option values for argparse: each function parses a text."""
+"""Values of options: types for argparse, each of which parses a text, and files to be written."""
 
 import argparse
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
+from sterna.errors import ConfigurationError
 from sterna.workload.seeds import MAX_SEED
 
 Value = TypeVar("Value")
@@ -38,6 +40,23 @@ def seed(text: str) -> int:
 def bounds(text: str) -> tuple[int, int]:
     """Return two counts, separated by a colon."""
     return _value("MIN:MAX", text, _pair, lambda pair: min(pair) >= 1)
+
+
+def require_writable(option: str, path: Path) -> None:
+    """Refuse a file that could not be written behind a long run.
+
+    Raises:
+        ConfigurationError: it cannot be opened; the message names the option.
+    """
+    if not path.resolve().parent.is_dir():
+        raise ConfigurationError(f"{option} {path}: there is no folder {path.parent}")
+    is_new = not path.exists()
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise ConfigurationError(f"{option} {path} cannot be written: {error.strerror}") from None
+    if is_new:
+        path.unlink()
 
 
 def _pair(text: str) -> tuple[int, int]:

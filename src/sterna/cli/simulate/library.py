@@ -6,7 +6,11 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from sterna.cli.simulate.simulate_command import as_json, configuration, jobs_of
-from sterna.cli.simulate.simulate_options import DEFAULT_POLICY, add_simulate_options
+from sterna.cli.simulate.simulate_options import (
+    DEFAULT_POLICY,
+    PAPER_POLICY,
+    add_simulate_options,
+)
 from sterna.errors import ConfigurationError
 from sterna.policy.own import Policy
 
@@ -65,7 +69,7 @@ def simulate(*policies: str | type[Policy], **options: Any) -> Simulated:
 
     args = _arguments(options)
     configs = {}
-    for policy in policies or (DEFAULT_POLICY,):
+    for policy in policies or (PAPER_POLICY if args.paper else DEFAULT_POLICY,):
         if isinstance(policy, str):
             configs[policy] = configuration(args, policy)
         elif (name := policy.__name__) in configs:

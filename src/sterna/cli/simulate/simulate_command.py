@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sterna.cli.options.option_values import positive
+from sterna.cli.options.option_values import positive, require_writable
 from sterna.cli.simulate.simulate_options import (
     DEFAULT_POLICY,
     DEFAULT_PROFILE,
@@ -105,7 +105,7 @@ def _recorded(args: argparse.Namespace, jobs: Sequence["Job"]) -> "Recorded | No
         raise ConfigurationError(
             f"--record takes one run: one policy and one seed, not {len(jobs)} runs"
         )
-    _check_writable(args.record)
+    require_writable("--record", args.record)
     (job,) = jobs
     title = f"{job.policy}, {job.workload.trace}, {job.config.num_instances} instances, simulated"
     return Recorded(args.record, title, args.record_interval)
@@ -315,23 +315,12 @@ def _check_output(args: argparse.Namespace) -> None:
             raise ConfigurationError(
                 f"--plot must end in {', '.join(PLOT_SUFFIXES)}, not {str(args.plot)!r}"
             )
-        if not args.plot.resolve().parent.is_dir():
-            raise ConfigurationError(f"--plot {args.plot}: there is no folder {args.plot.parent}")
+        require_writable("--plot", args.plot)
     if args.baseline is not None and args.baseline not in args.policy:
         raise ConfigurationError(
             f"--baseline must be one of the policies that run ({', '.join(args.policy)}), "
             f"not {args.baseline!r}"
         )
-
-
-def _check_writable(path: Path) -> None:
-    """Refuse a recording that could not be written behind a long run."""
-    if not path.resolve().parent.is_dir():
-        raise ConfigurationError(f"--record {path}: there is no folder {path.parent}")
-    try:
-        path.open("ab").close()
-    except OSError as error:
-        raise ConfigurationError(f"--record {path} cannot be written: {error.strerror}") from None
 
 
 @contextmanager

@@ -80,11 +80,11 @@ def add_workload_options(group: Any, *, longest: str, has_several_seeds: bool) -
     )
 
 
-def workload_of(args: argparse.Namespace, seed: int, max_total_tokens: int) -> "Workload":
+def workload_of(args: argparse.Namespace, seed: int, max_total_tokens: int | None) -> "Workload":
     """The workload that the options describe.
 
     Args:
-        max_total_tokens: of a request's input and output together.
+        max_total_tokens: of a request's input and output together; None for no limit.
 
     Raises:
         ConfigurationError: a value is invalid for every trace.

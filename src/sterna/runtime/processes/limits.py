@@ -112,7 +112,6 @@ def raise_limit() -> None:
         )
 
 
-
 class MemoryFiles(NamedTuple):
     """Files about the memory of a container, of one version of control groups.
 
