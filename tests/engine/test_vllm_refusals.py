@@ -1,5 +1,6 @@
 """Refusals of the real engine, over a core that computes nothing."""
 
+import asyncio
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -112,3 +113,34 @@ def test_a_request_that_vllm_refuses_ends_behind_what_its_client_has() -> None:
         assert (frontend_id, span) == (FrontendId(4), TokenSpan(REQUEST, 3, 0, True))
 
     run_with_engine(refusing, play)
+
+
+def test_a_grammar_may_take_long_where_a_request_goes_on_after_a_death(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Many may be compiled one after the other then."""
+    monkeypatch.setattr("sterna.engine.vllm.engine.GRAMMAR_TIMEOUT_S", 0.0)
+    monkeypatch.setattr("sterna.engine.vllm.engine.is_too_long", lambda *_: False)
+    grammar: Future[None] = Future()
+    structured = SimpleNamespace(_grammar=grammar, grammar=None, is_grammar_ready=False)
+    waiting = core()
+    waiting.preprocess_add_request = lambda sent: (
+        SimpleNamespace(
+            request_id=REQUEST, lora_request=None, structured_output_request=structured
+        ),
+        0,
+    )
+
+    async def play(engine: Any, listener: Listener) -> None:
+        added: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        engine._add = lambda sent, request, tokens: added.set_result(tokens)
+        engine.add(FrontendId(4), encode_request(wire_request(REQUEST, {})), [5, 6, 7])
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert not added.done()
+        structured.is_grammar_ready = True
+        grammar.set_result(None)
+        assert await asyncio.wait_for(added, 60.0) == [5, 6, 7]
+        assert listener.outputs == []
+
+    run_with_engine(waiting, play)

@@ -310,6 +310,25 @@ def test_a_request_that_moves_while_it_queues_keeps_its_place_by_arrival(vllm_co
     finish(core)
 
 
+def test_first_come_first_served_holds_for_requests_from_elsewhere(vllm_core: Any) -> None:
+    """vLLM's queue without priorities appends what comes, and puts preempted ones in front."""
+    core = with_scheduler(vllm_core, max_num_seqs=1, policy="fcfs")
+    add(core, "runs", 64)
+    step(core)
+    add(core, "first", 32, arrival_s=1.0)
+    add(core, "late", 32, arrival_s=5.0)
+    adopt(core, wire_request("second", 32, arrival_s=2.0), [])
+    adopt(core, wire_request("goes on", 32, arrival_s=3.0), [100, 100])
+    adopt(core, wire_request("goes on later", 32, arrival_s=4.0), [100])
+    adopt(core, wire_request("last", 32, arrival_s=6.0), [])
+    queuing = core.scheduler.view(InstanceId("i0"), False).queuing
+    expected = ["goes on", "goes on later", "first", "second", "late", "last"]
+    assert [view.request_id for view in queuing] == expected
+    # The worker of this test was not told of their outputs.
+    core.abort_requests(["goes on", "goes on later"])
+    finish(core)
+
+
 @pytest.mark.parametrize(("output_token_ids", "expected"), [([], (0, 96)), ([100], (2, None))])
 def test_preemptions_before_the_first_token_do_not_count_where_a_request_comes(
     vllm_core: Any, output_token_ids: list[int], expected: tuple[int, int | None]

@@ -59,7 +59,7 @@ def test_what_a_server_would_not_carry_out_ends_the_simulation() -> None:
     crowded = SMALL | {"rate": 30.0, "requests": 300}
     with pytest.raises(ConfigurationError, match=r"victims: request \S+ cannot move: "):
         sterna.simulate(MovesAny, **crowded)
-    with pytest.raises(ConfigurationError, match="must be an integer, not 2.5"):
+    with pytest.raises(ConfigurationError, match=r"must be an integer, not 2\.5"):
         sterna.simulate(WantsHalves, **SMALL, auto_scaling="1:6")
 
 

@@ -73,6 +73,9 @@ from sterna.migration.messages import (
 from sterna.priority_classes import DEFAULT_CLASSES, PriorityClasses
 from sterna.types import FrontendId, InstanceId, MigrationId, RequestId, whose_prefix
 
+GRAMMAR_TIMEOUT_S = 10.0
+"""How long a move waits at its destination until the request's grammar has been compiled."""
+
 logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 5.0
@@ -246,10 +249,10 @@ class VllmEngine:
     async def _add_with_history(
         self, sent_request: EngineCoreRequest, request: Request, output_token_ids: Sequence[int]
     ) -> None:
-        """Add the request after its grammar was compiled, which has to accept its outputs."""
+        """Add the request after its grammar was compiled, which has to accept its outputs. As in
+        vLLM, this may take any time."""
         try:
-            if not await until_grammar_ready(request):
-                raise TimeoutError("its grammar takes too long to compile")
+            await until_grammar_ready(request)
         except Exception:
             logger.exception("request refused by the engine request=%s", request.request_id)
             self._fail(sent_request, len(output_token_ids))
@@ -516,7 +519,7 @@ class VllmEngine:
         if prepared is None:
             return False
         try:
-            return await until_grammar_ready(prepared[0])
+            return await until_grammar_ready(prepared[0], GRAMMAR_TIMEOUT_S)
         except Exception:
             logger.exception("grammar of a migrating request failed migration=%s", migration_id)
             return False

@@ -23,8 +23,6 @@ from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 from vllm.v1.request import Request
 from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
-GRAMMAR_TIMEOUT_S = 10.0
-
 
 class MovingRequest(msgspec.Struct, frozen=True):
     """A request as its front end sent it, for an engine to which it may move.
@@ -133,8 +131,8 @@ def is_grammar_ready(request: Request) -> bool:
     return True
 
 
-async def until_grammar_ready(request: Request) -> bool:
-    """Wait until the request's grammar has been compiled; False after a timeout.
+async def until_grammar_ready(request: Request, timeout_s: float | None = None) -> bool:
+    """Wait until the request's grammar has been compiled; False after the timeout, if there is one.
 
     Raises:
         ValueError: it cannot be compiled.
@@ -143,7 +141,7 @@ async def until_grammar_ready(request: Request) -> bool:
     grammar = None if structured is None else structured._grammar
     if isinstance(grammar, Future):
         try:
-            await asyncio.wait_for(asyncio.wrap_future(grammar), GRAMMAR_TIMEOUT_S)
+            await asyncio.wait_for(asyncio.wrap_future(grammar), timeout_s)
         except TimeoutError:
             return False
     return is_grammar_ready(request)

@@ -9,6 +9,7 @@ preemption.
 """
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -406,8 +407,8 @@ class MigratingScheduler(Scheduler):
         return request
 
     def resume(self, request_id: RequestId) -> None:
-        """Put the drained request back, at the end of the batch or in front of the queue (by
-        arrival where vLLM serves by priority); its client notices at most a pause."""
+        """Put the drained request back, at the end of the batch or by its arrival in the queue; its
+        client notices at most a pause."""
         request = self._forget_drained(request_id)
         if request.is_finished():
             # A pause of the whole engine ended every request meanwhile.
@@ -416,6 +417,7 @@ class MigratingScheduler(Scheduler):
             self.running.append(request)
         else:
             self.waiting.prepend_request(request)
+            self._place_by_arrival(request)
 
     def release(self, request_id: RequestId) -> None:
         """Free the drained request without an output."""
@@ -545,7 +547,7 @@ class MigratingScheduler(Scheduler):
         return True
 
     def adopt_queuing(self, migration_id: MigrationId, request: Request) -> None:
-        """Queue the request, which arrives without KV, in front of those of its priority.
+        """Queue the request, which arrives without KV, by its arrival among those of its priority.
 
         With a history (outputs already delivered), vLLM treats it as a preempted request, whose KV
         is computed again from prompt and outputs.
@@ -555,10 +557,12 @@ class MigratingScheduler(Scheduler):
             self.add_with_history(request)
         else:
             self.add_request(request)
+            self._place_by_arrival(request)
 
     def add_with_history(self, request: Request) -> None:
-        """Queue a request with outputs of another engine as a preempted one: in front (by arrival
-        where vLLM serves by priority); its KV is computed again."""
+        """Queue a request with outputs of another engine as a preempted one: by arrival, and where
+        vLLM does not serve by priority in front of those without outputs; its KV is computed
+        again."""
         request.status = RequestStatus.PREEMPTED
         self._register(request)
         if self.connector is not None:
@@ -566,6 +570,25 @@ class MigratingScheduler(Scheduler):
             # then every engine on which the request is continued.
             self.connector.on_new_request(request)
         self.waiting.prepend_request(request)
+        self._place_by_arrival(request)
+
+    def _place_by_arrival(self, request: Request) -> None:
+        """Move the request, which has come from elsewhere, to its place. Where vLLM serves by
+        priority, it is there; in its other queue it is the last one, or with a history the first.
+        """
+        queue = self.waiting
+        if not isinstance(queue, deque) or request not in queue:
+            return
+        queue.remove(request)
+        if request.status == RequestStatus.PREEMPTED:
+            place = 0
+            while place < len(queue) and _is_preempted_before(queue[place], request):
+                place += 1
+        else:
+            place = len(queue)
+            while place > 0 and _comes_after(queue[place - 1], request):
+                place -= 1
+        queue.insert(place, request)
 
     def _register(self, request: Request) -> None:
         self.requests[request.request_id] = request
@@ -676,3 +699,13 @@ class MigratingAsyncScheduler(MigratingScheduler, AsyncScheduler):
 
     vLLM forces synchronous scheduling on CPU, where tests simulate its steps.
     """
+
+
+def _is_preempted_before(other: Request, request: Request) -> bool:
+    is_preempted = other.status == RequestStatus.PREEMPTED
+    return bool(is_preempted and other.arrival_time <= request.arrival_time)
+
+
+def _comes_after(other: Request, request: Request) -> bool:
+    is_preempted = other.status == RequestStatus.PREEMPTED
+    return bool(not is_preempted and other.arrival_time > request.arrival_time)
