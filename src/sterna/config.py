@@ -467,6 +467,8 @@ class TransportConfig:
         timeout_s: a transfer that moves no bytes for this time has failed.
         begin_timeout_s: a transfer that its source does not begin within this time has failed. The
             source of a last stage finishes the steps under way first.
+        idle_timeout_s: a connection that had nothing to send for this time is closed, and opened
+            again when there is something: it has memory and a thread at both ends.
     """
 
     kind: str = "shm"
@@ -475,6 +477,7 @@ class TransportConfig:
     bandwidth_share: float = 0.5
     timeout_s: float = 5.0
     begin_timeout_s: float = 30.0
+    idle_timeout_s: float = 60.0
 
     def __post_init__(self) -> None:
         _require(self.kind in ("gloo", "tcp", "shm"), self, "kind", "gloo, tcp or shm")
@@ -482,6 +485,7 @@ class TransportConfig:
         _require(0 < self.bandwidth_share <= 1, self, "bandwidth_share", "in (0, 1]")
         _require(self.timeout_s > 0, self, "timeout_s", "positive")
         _require(self.begin_timeout_s > 0, self, "begin_timeout_s", "positive")
+        _require(self.idle_timeout_s > 0, self, "idle_timeout_s", "positive")
 
 
 @dataclass(frozen=True, slots=True)

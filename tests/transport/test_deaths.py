@@ -270,6 +270,20 @@ def test_a_killed_peer_leaves_nothing_behind(kind: str) -> None:
     node.plane.close()
 
 
+def test_an_idle_connection_ends_and_is_opened_again(cast: Cast) -> None:
+    source, destination = cast.node(idle_timeout_s=0.05), cast.node()
+    idle = sorted(_plane_threads())
+    for number in range(3):
+        source.copy(stage("m", number), destination, [0, 1], [3, 4])
+        assert _eventually(lambda: sorted(_plane_threads()) == idle)
+
+
+def test_a_copy_that_comes_when_its_connection_ends_is_sent(cast: Cast) -> None:
+    source, destination = cast.node(idle_timeout_s=1e-6), cast.node()
+    for number in range(50):
+        source.copy(stage("m", number), destination, [0, 1], [3, 4])
+
+
 def test_closing_in_mid_transfer_waits_for_no_timeout_and_is_silent_and_final(cast: Cast) -> None:
     source, destination = cast.node(**SLOW), cast.node(timeout_s=NEVER_S)
     destination.receive(stage("m"), range(20))

@@ -71,6 +71,7 @@ class _Plane:
             token=secrets.token_hex(_TOKEN_BYTES),
             chunk_bytes=config.chunk_bytes,
             timeout_s=config.timeout_s,
+            idle_timeout_s=config.idle_timeout_s,
         )
         self._begin_timeout_s = config.begin_timeout_s
         self._endpoint = f"{self._wire.kind}://{address}/{self._context.token}"

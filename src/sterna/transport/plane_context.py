@@ -23,6 +23,7 @@ class PlaneContext:
     token: str
     chunk_bytes: int
     timeout_s: float
+    idle_timeout_s: float
 
     @property
     def slot_bytes(self) -> int:

@@ -122,7 +122,7 @@ class Sender:
         try:
             connection = _Connection(self._dial(), self._peer, self._plane, self._waker)
             connection.greet()
-            while not self._is_closing:
+            while not (self._is_closing or (connection.is_idle and self._retire())):
                 connection.admit(self._take_submitted())
                 connection.turn()
         except (OSError, ValueError, TransportError) as error:
@@ -144,6 +144,12 @@ class Sender:
         if connection is not None:
             connection.close()
         self._waker.close()
+
+    def _retire(self) -> bool:
+        """Take no more copies, unless there are some."""
+        with self._lock:
+            self._is_over = not self._submitted
+            return self._is_over
 
     def _take_submitted(self) -> list[Copy]:
         with self._lock:
@@ -197,6 +203,8 @@ class _Connection:
         self._paced_chunk: tuple[int, float] | None = None
         # When a slot was last filled or freed.
         self._last_activity_s = 0.0
+        # Since when there has been nothing to send.
+        self._empty_since_s = time.monotonic()
 
     def greet(self) -> None:
         """Sends the token and the layout of blocks, and waits for the destination's Welcome."""
@@ -254,6 +262,12 @@ class _Connection:
                 self._on_frame(frame)
         elif self._slots.num_taken and self._stalled_s() > self._plane.timeout_s:
             raise TimeoutError(f"the peer took no data for {self._plane.timeout_s:g} s")
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there has been nothing to send for so long that the connection should end."""
+        is_empty = not (self._streams or self._slots.num_taken)
+        return is_empty and self._until_idle_s() <= 0
 
     def copies(self) -> list[Copy]:
         return [outbound.copy for outbound in self._streams.values()]
@@ -313,7 +327,12 @@ class _Connection:
             return max(self._plane.timeout_s - self._stalled_s(), 0.0) + 0.001
         if self._paced and self._paced_chunk is None:
             return self._pause_s()
+        if not self._streams:
+            return max(self._until_idle_s(), 0.0) + 0.001
         return None
+
+    def _until_idle_s(self) -> float:
+        return self._empty_since_s + self._plane.idle_timeout_s - time.monotonic()
 
     def _pause_s(self) -> float:
         return self._plane.pacer.pause_s(time.monotonic())
@@ -347,6 +366,7 @@ class _Connection:
 
     def _forget(self, outbound: _Outbound) -> None:
         del self._streams[outbound.stream]
+        self._empty_since_s = time.monotonic()
         for turns in (self._unpaced, self._paced):
             if outbound in turns:
                 turns.remove(outbound)
