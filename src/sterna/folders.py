@@ -1,6 +1,7 @@
 """Private folders of processes, for sockets and the like: within the folder of their run, and
 removed with it, or for all runs of a user."""
 
+import fcntl
 import os
 import stat
 import tempfile
@@ -44,6 +45,28 @@ def users_folder(name: str, parent: Path | None = None) -> Path:
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         raise PermissionError(f"{folder} belongs to another user")
     return folder
+
+
+def lock_file(path: Path, *, is_shared: bool = False) -> int | None:
+    """Return a descriptor of the file that holds its lock until it is closed, or its process ends;
+    None if another one has the lock.
+
+    Args:
+        is_shared: several may hold it at a time, but none alone.
+
+    Raises:
+        OSError: the file cannot be made or locked.
+    """
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    except OSError:
+        os.close(lock)
+        raise
+    return lock
 
 
 def memory_folder(run_folder: str) -> str:

@@ -7,14 +7,13 @@ core is taken by a lock on a file, which the kernel releases at the end of the p
 """
 
 import contextlib
-import fcntl
 import logging
 import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from sterna.folders import users_folder
+from sterna.folders import lock_file, users_folder
 
 QUOTA = "/sys/fs/cgroup/cpu.max"
 """File with a container's share of the processors: microseconds in each period, and the period."""
@@ -89,13 +88,7 @@ def take_core(parent: Path | None = None) -> HeldCore | None:
     try:
         folder = users_folder("cores", parent)
         for number in physical_cores():
-            path = folder / str(number)
-            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(lock)
-            else:
+            if (lock := lock_file(folder / str(number))) is not None:
                 return HeldCore(number, lock)
     except OSError as error:
         logger.warning("engine is not bound to a core error=%s", error)

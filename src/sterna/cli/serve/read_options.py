@@ -40,6 +40,8 @@ def read(arguments: Sequence[str]) -> ServeOptions:
     engine = checked_engine_config(args)
     config = with_target_load(with_prefix_caches(config, args, engine), args, engine)
     return ServeOptions(
+        args.host,
+        args.port,
         Serve(config, PackedArgs.of(args), args.emulated, float(args.shutdown_timeout)),
         engine=_engine_name(args),
         compiles=args.emulated is None and not args.enforce_eager,

@@ -98,7 +98,7 @@ class ServeParser(FlexibleArgumentParser):
     serve_options: tuple[str, ...] = ()
     takes_model_behind = False
 
-    def parse_known_args(  # type: ignore[override]
+    def parse_known_args(
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
         """See ArgumentParser."""

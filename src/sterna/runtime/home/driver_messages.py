@@ -55,12 +55,15 @@ class ServeOptions:
     """Options of `sterna serve` that have been read and checked.
 
     Attributes:
+        host, port: where the server listens; no host is everywhere.
         serve: the order to the driver, without keys of mailboxes.
         engine: what the instances run, for people.
         compiles: whether the engines compile the model.
         example: a command that asks the server.
     """
 
+    host: str | None
+    port: int
     serve: Serve
     engine: str
     compiles: bool

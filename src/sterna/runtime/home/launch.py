@@ -29,6 +29,7 @@ from sterna.messaging.mailbox import draw_keys
 from sterna.runtime.fork_server.launcher import METRICS_FOLDER_VARIABLE, ForkServer
 from sterna.runtime.home.driver_messages import NAMESPACE, ServeOptions, say
 from sterna.runtime.home.driver_process import DriverProcess
+from sterna.runtime.home.held_port import holding_port
 from sterna.runtime.home.ray_head import Gcs, Raylet
 from sterna.runtime.processes import limits
 from sterna.runtime.processes.limits import DiskWatch, NoRoomError, check_room
@@ -191,6 +192,7 @@ class Run:
         self._start_ray()
         if (options := self._wait(reading)) is None:
             return 0
+        self._open.enter_context(holding_port(options.host, options.port))
         config = replace(options.serve.config, mailbox_keys=draw_keys())
         logging.getLogger("sterna").setLevel(config.log_level)
         _check_resources(config)
