@@ -31,6 +31,21 @@ def test_one_prompt_of_a_batch_can_be_meant_alone(name: str):
     assert meant(name, ALL) == [PROMPTS[1]]
 
 
+@pytest.mark.parametrize(
+    ("name", "request_id"),
+    [
+        ("tern", "embd-tern-0-9f86d081"),
+        ("embd-tern", "embd-tern-1-9f86d081"),
+        ("tern", "embd-tern-prompt-0-chunk-2-9f86d081"),
+        ("tern", "score-tern-3-9f86d081"),
+        ("tern", "generate-tokens-tern-9f86d081"),
+        ("generate-tokens-tern", "generate-tokens-tern-9f86d081"),
+    ],
+)
+def test_answers_of_other_kinds_are_known_by_their_names(name: str, request_id: str):
+    assert meant(name, [RequestId(request_id)]) == [request_id]
+
+
 def test_one_choice_can_be_meant_alone():
     assert meant(CHOICES[1], ALL) == [CHOICES[1]]
 

@@ -332,6 +332,19 @@ def test_what_vllms_server_takes_for_a_stream_is_kept(said: str | int) -> None:
     played(scenario)
 
 
+def test_a_body_that_only_pythons_reader_takes_is_kept_as_well() -> None:
+    """As vLLM's server does, whose logit biases may be NaN."""
+
+    async def scenario() -> None:
+        server = Server()
+        server.step()
+        client = Client(server, stream(1) | {"bias": float("nan")}, x_request_id="tern")
+        await client.task
+        assert client.numbered == [(1, "0")]
+
+    played(scenario)
+
+
 def test_what_is_no_stream_passes() -> None:
     async def scenario() -> None:
         client = Client(Server(), {"stream": False}, x_request_id="tern")

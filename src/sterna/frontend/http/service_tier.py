@@ -38,6 +38,18 @@ event loop until it is done, also from a thread: tenths of a second for a few Mi
 pause."""
 
 
+def read_leniently(body: bytes) -> dict[str, Any] | None:
+    """Return the fields of a body of up to `MAX_LENIENT_BYTES` that is not strict JSON: Python's
+    reader accepts more (NaN, UTF-16), and so does vLLM. None if it is longer, or no object."""
+    if len(body) > MAX_LENIENT_BYTES:
+        return None
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    return fields if isinstance(fields, dict) else None
+
+
 class LenientBodyError(SternaError):
     """The body is not strict JSON (msgspec's), and too long for Python's reader."""
 
@@ -97,12 +109,8 @@ class PriorityFields(msgspec.Struct, frozen=True):
             raise LenientBodyError(
                 f"a body of more than {mib} MiB must be strict JSON in UTF-8, without NaN"
             )
-        try:
-            # Python's reader accepts more than strict JSON (NaN, UTF-16), and so does vLLM.
-            fields = json.loads(body)
-        except (ValueError, RecursionError):
-            return None
-        if not isinstance(fields, dict):
+        fields = read_leniently(body)
+        if fields is None:
             return None
         return PriorityFields(fields.get("service_tier"), fields.get("priority"))
 

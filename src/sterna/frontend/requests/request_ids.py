@@ -5,7 +5,8 @@ vLLM derives from it one engine request for each prompt and each of `n` choices:
 
     X-Request-Id     tern
     response id      chatcmpl-tern                    cmpl-tern
-    a prompt                                          cmpl-tern-0       (prompt 0 of a batch)
+    a prompt                                          cmpl-tern-0       (prompt 0 of a batch; other
+                                                                        kinds have numbers as well)
     engine request   chatcmpl-tern-9f86d081           cmpl-tern-0-9f86d081
     of n choices     2_chatcmpl-tern-9f86d081         2_cmpl-tern-0-9f86d081
     sent again       chatcmpl-tern-9f86d081+1         (`attempts`: its instance died)
@@ -22,9 +23,11 @@ from sterna.types import RequestId
 # The routes with `n`; on others clients may give names that begin like a choice.
 _CHOICE = re.compile(r"^(\d+)_(?=chatcmpl-|cmpl-|generate-tokens-)")
 _RANDOM_SUFFIX = re.compile(r"-[0-9a-f]{8}$")
-_PROMPT_NUMBER = re.compile(r"-\d+$")
+_PROMPT_NUMBER = re.compile(r"-(?:\d+|prompt-\d+(?:-chunk-\d+)?)$")
+_OF_SEVERAL = ("cmpl-", "embd-", "pooling-", "classify-", "score-", "transcribe-", "translate-")
+"""Beginnings of the ids of responses for which vLLM numbers its engine requests."""
 _ATTEMPT = re.compile(r"(?<=-[0-9a-f]{8})" + re.escape(ATTEMPT_MARK) + r"\d+$")
-_KIND = re.compile(r"^(?:[a-z]+-|resp_)")
+_KIND = re.compile(r"^(?:generate-tokens-|[a-z]+-|resp_)")
 
 
 def names_of(request_id: RequestId) -> set[str]:
@@ -33,7 +36,7 @@ def names_of(request_id: RequestId) -> set[str]:
     parent = _CHOICE.sub("", original)
     prompt = _RANDOM_SUFFIX.sub("", parent)
     names = {request_id, original, parent, prompt}
-    if prompt.startswith("cmpl-"):
+    if prompt.startswith(_OF_SEVERAL):
         names.add(_PROMPT_NUMBER.sub("", prompt))
     names |= {_KIND.sub("", name) for name in names if name not in (request_id, original)}
     return {name for name in names if name}

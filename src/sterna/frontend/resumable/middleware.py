@@ -43,6 +43,7 @@ from sterna.frontend.http.request_context import (
     entered,
 )
 from sterna.frontend.http.request_errors import error_response
+from sterna.frontend.http.service_tier import read_leniently
 from sterna.frontend.resumable.answers import (
     REQUEST_ID,
     Answer,
@@ -413,8 +414,12 @@ def _nothing() -> None:
 
 def _is_streamed(body: bytes) -> bool:
     try:
-        return bool(_AS_VLLM.validate_python(msgspec.json.decode(body, type=_Body).stream))
-    except (*UNREADABLE, ValidationError):
+        stream = msgspec.json.decode(body, type=_Body).stream
+    except UNREADABLE:
+        stream = (read_leniently(body) or {}).get("stream")
+    try:
+        return bool(_AS_VLLM.validate_python(stream))
+    except ValidationError:
         # vLLM's server refuses it, with the reason.
         return False
 
