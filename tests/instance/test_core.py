@@ -608,6 +608,32 @@ def test_what_can_move_or_will_be_able_to_is_not_handed_back(immovable: Immovabl
     assert under_test.requests() == {R}
 
 
+def test_what_was_handed_back_unheard_is_told_until_it_is_heard() -> None:
+    """The front end's mailbox is full; it would wait for the request for ever."""
+    under_test, effects = emptied(LASTING, SUCCESSOR)
+    handed_back = ToMailbox("mailbox of 0", HandedBack(I0, (R,)))
+    assert handed_back in effects
+    for now_s in (LIMIT_S + 5.0, LIMIT_S + 6.0):
+        under_test.on_unsent(handed_back.address, handed_back.message)
+        assert under_test.next_deadline_s is not None
+        assert under_test.next_deadline_s <= now_s
+        assert [each for each in under_test.on_tick(now_s) if isinstance(each, ToMailbox)] == [
+            handed_back
+        ]
+
+
+def test_the_end_of_a_request_that_was_not_heard_hands_it_back() -> None:
+    """It goes on elsewhere from the tokens that its client has."""
+    under_test = core()
+    under_test.on_message(membership(1, F0), [], 0.0)
+    under_test.on_message(AddRequest(F0, R, 1), [b"payload"], 0.0)
+    (sent,) = under_test.on_outputs(F0, (LAST,), [b"token"], 1.0)
+    assert isinstance(sent, ToMailbox)
+    under_test.on_unsent(sent.address, sent.message)
+    assert ToMailbox(sent.address, HandedBack(I0, (LAST.request_id,))) in under_test.on_tick(1.0)
+    assert under_test.on_tick(3.0) == []
+
+
 def test_where_nothing_migrates_everything_is_handed_back() -> None:
     under_test, effects = emptied(None, SUCCESSOR, policy=INFAAS_PP)
     assert len(parted(effects)) == 2

@@ -82,6 +82,10 @@ MAX_KEPT_MESSAGES = 10_000
 """Messages kept for front ends that are not known yet; beyond, the oldest are dropped."""
 
 
+TELL_AGAIN_S = 1.0
+"""Time between two attempts to tell a front end, whose mailbox is full, of requests that left."""
+
+
 @dataclass(frozen=True, slots=True)
 class AddToEngine:
     """Have the engine queue the request that a front end sent."""
@@ -169,6 +173,9 @@ class InstanceCore:
         self._unreported: list[MigrationEnd] = []
         self._num_aborted = 0
         self._termination = Termination()
+        # Requests that have left, of which the mailbox has refused the last news.
+        self._untold: dict[FrontendId, list[RequestId]] = {}
+        self._tell_again_s = 0.0
         self._cache: CacheContents | None = None
 
     def report_cache(self, layout: CacheLayout) -> None:
@@ -185,7 +192,8 @@ class InstanceCore:
     @property
     def next_deadline_s(self) -> float | None:
         """When `on_tick` is due, or None."""
-        return self._llumlet.next_deadline_s
+        deadlines_s = [self._llumlet.next_deadline_s, self._tell_again_s if self._untold else None]
+        return min([each for each in deadlines_s if each is not None], default=None)
 
     @property
     def llumlet(self) -> Llumlet:
@@ -365,6 +373,8 @@ class InstanceCore:
             for frontend_id, each in self._frontends.items():
                 if each == address:
                     self._termination.on_dropped(frontend_id)
+                    if gone := _gone_with(message):
+                        self._untold.setdefault(frontend_id, []).extend(gone)
         elif isinstance(message, CacheReport) and self._cache is not None:
             self._cache.owe_all()
 
@@ -480,7 +490,25 @@ class InstanceCore:
     def on_tick(self, now_s: float) -> list[InstanceEffect]:
         """Time has passed; due at `next_deadline_s`, harmless at any other time."""
         effects = self._on_llumlet(self._llumlet.on_tick(now_s), now_s)
-        return [*effects, *self._hand_back(), *self._notify_if_emptied()]
+        told = self._tell_again(now_s)
+        return [*effects, *self._hand_back(), *told, *self._notify_if_emptied()]
+
+    def _tell_again(self, now_s: float) -> list[InstanceEffect]:
+        """Tell front ends that requests have left of which they have not heard it: else they would
+        wait for these for ever. Those that have ended here are computed again from the tokens that
+        were told."""
+        if not self._untold or now_s < self._tell_again_s:
+            return []
+        self._tell_again_s = now_s + TELL_AGAIN_S
+        untold, self._untold = self._untold, {}
+        return [
+            effect
+            for frontend_id, request_ids in untold.items()
+            if frontend_id in self._frontends
+            for effect in self._to_frontend(
+                frontend_id, HandedBack(self._instance_id, tuple(request_ids))
+            )
+        ]
 
     def _hand_back(self) -> list[InstanceEffect]:
         """Give back to their front ends the requests that cannot leave otherwise while they run,
@@ -637,3 +665,12 @@ def _reason(request: RequestView) -> str | None:
         return None
     text = request.immovable.value
     return f"{text}: {request.unsupported}" if request.unsupported else text
+
+
+def _gone_with(message: WireMessage) -> Sequence[RequestId]:
+    """The requests that are no longer here, as no later message says."""
+    if isinstance(message, HandedBack):
+        return message.request_ids
+    if isinstance(message, TokenBatch):
+        return [span.request_id for span in message.spans if span.is_finished]
+    return ()

@@ -97,6 +97,7 @@ def test_the_end_of_a_stream_may_overtake_the_news_of_where_it_has_been():
     under_test = started(I0, I1, I2)
     emptied = membership(2, I0, I1, I2, emptied=I1)
     assert under_test.core.on_message(emptied, (), 0.5) == [final_ack(I1, 0)]
+    assert under_test.core.on_message(RequestsMoved(I2, (R1,), (2,), 2), (), 0.6) == []
     assert under_test.tokens(I2, 2, 12, ends=True) == []
     moved = RequestsMoved(I1, (R1,), (1,), 2)
     assert under_test.core.on_message(moved, (), 1.0) == [final_ack(I1, 1)]

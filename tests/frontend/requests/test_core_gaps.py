@@ -22,6 +22,7 @@ def test_a_request_whose_end_has_come_before_its_last_tokens_is_not_computed_aga
     empty and ends, is no reason to doubt that they come."""
     under_test = started(I0, I1)
     under_test.tokens(I0, 0, 10)
+    under_test.core.on_message(RequestsMoved(I1, (R1,), (2,), 0), (), 0.0)
     assert under_test.tokens(I1, 2, 12, ends=True) == []
     assert under_test.live(I1) == []
     assert under_test.tokens(I0, 1, 11) == [
@@ -81,6 +82,7 @@ def test_a_request_taken_back_from_a_dead_destination_may_not_say_something_else
 def test_a_request_taken_back_that_says_the_same_goes_on():
     under_test = started(I0, I1)
     under_test.tokens(I0, 0, 10)
+    under_test.core.on_message(RequestsMoved(I1, (R1,), (1,), 0), (), 0.0)
     under_test.tokens(I1, 1, 11)
     under_test.live(I0)
     under_test.core.on_message(OwnerReply(I0, 1, (R1,)), (), 0.0)

@@ -27,11 +27,14 @@ def span(first: int, num: int, is_finished: bool = False, request_id: RequestId 
 
 
 def take(under_test: TokenStreams, *spans: TokenSpan, now_s: float = 0.0) -> list[Deliver]:
-    """Hand over spans, each of an instance of its own; their payloads name their tokens."""
+    """Hand over spans, each of an instance of its own, to which its request has moved; their
+    payloads name their tokens."""
     deliveries = []
     for each in spans:
         payload = bytes(range(each.first_index, each.first_index + each.num_tokens))
         instance_id = InstanceId(str(uuid.uuid4()))
+        moved = RequestsMoved(instance_id, (each.request_id,), (each.first_index,), 1)
+        under_test.on_moved(moved)
         deliveries += under_test.on_batch(instance_id, [each], [payload], now_s).deliveries
     return deliveries
 
@@ -48,6 +51,18 @@ def test_a_span_behind_a_gap_waits_until_the_gap_is_filled():
         Deliver(R1, b"\0\1", 0, False),
         Deliver(R1, b"\2", 0, False),
     ]
+
+
+def test_an_instance_that_was_never_announced_begins_where_the_request_does():
+    """Its announcement was refused, and with it its first tokens, perhaps: if it dies, the request
+    goes on elsewhere with others in their place."""
+    under_test = streams()
+    assert len(under_test.on_batch(A, [span(0, 1)], [b"\0"], 0.0).deliveries) == 1
+    assert under_test.on_batch(B, [span(2, 1)], [b"\7"], 1.0).deliveries == []
+    # If it lives, what is missing is missed.
+    assert under_test.next_deadline_s() is not None
+    (delivered,) = under_test.on_batch(A, [span(1, 1)], [b"\1"], 2.0).deliveries
+    assert delivered.payload == b"\1"
 
 
 def test_a_repeated_span_is_dropped():
@@ -87,6 +102,7 @@ def test_an_end_that_comes_with_repeated_tokens_only_still_ends_the_stream():
 def test_an_end_behind_the_stream_is_not_delivered_but_reported():
     under_test = streams()
     take(under_test, span(0, 3))
+    under_test.on_moved(RequestsMoved(A, (R1,), (2,), 1))
     outcome = under_test.on_batch(A, [span(2, 0, is_finished=True)], [b""], 0.0)
     assert (outcome.deliveries, outcome.ended_behind) == ([], [R1])
 

@@ -66,6 +66,8 @@ class _Stream:
     """One open stream.
 
     Attributes:
+        first_index: the token with which it began. An instance that has not announced the request
+            (`RequestsMoved`) begins there as well, or its announcement was refused.
         next_index: the first token that was not delivered yet.
         seen_index: one past the last token of all spans so far, delivered or held.
         held: spans after a gap, as (first token, one past the last, is finished, payload, whether
@@ -73,6 +75,7 @@ class _Stream:
         ends: by instance, one past its last token without a gap before it.
     """
 
+    first_index: int = 0
     next_index: int = 0
     seen_index: int = 0
     held: list[_Span] = field(default_factory=list)
@@ -90,7 +93,7 @@ class TokenStreams:
 
     def open(self, request_id: RequestId, first_index: int = 0) -> None:
         """Expect the request's tokens from this one on."""
-        self._streams[request_id] = _Stream(first_index, first_index)
+        self._streams[request_id] = _Stream(first_index, first_index, first_index)
 
     def close(self, request_id: RequestId) -> None:
         """Deliver nothing further of this request; no effect when its stream has ended."""
@@ -154,7 +157,7 @@ class TokenStreams:
             stream.seen_index = end
             outcome.advanced.append(span)
 
-        own_end = stream.ends.get(instance_id, span.first_index)
+        own_end = stream.ends.get(instance_id, stream.first_index)
         is_whole = span.first_index <= own_end
         if is_whole:
             stream.ends[instance_id] = max(own_end, end)
