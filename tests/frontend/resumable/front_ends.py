@@ -11,11 +11,13 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 
 import msgspec
 from starlette.applications import Starlette
+from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
-from sterna.frontend.http.door import EndOfChecks
+from sterna.frontend.http.door import EndOfChecks, TellContent
 from sterna.frontend.http.request_context import is_taken_over, notify_let_in
 from sterna.frontend.resumable.exchange import StreamExchange
 from sterna.frontend.resumable.middleware import ResumableStreams
@@ -37,12 +39,22 @@ class FrontEnd:
         freed: one has ended.
     """
 
-    def __init__(self, cluster: "Cluster", frontend_id: FrontendId, window_s: float) -> None:
+    def __init__(
+        self,
+        cluster: "Cluster",
+        frontend_id: FrontendId,
+        window_s: float = 60.0,
+        *,
+        is_wrapped: bool = False,
+    ) -> None:
         self._cluster = cluster
         self.frontend_id = frontend_id
         self.exchange = StreamExchange(frontend_id, 1 << 20, self._send, self._on_handed)
         inner = Starlette(routes=[Route(PATH, self._answer, methods=["POST"])])
-        self.streams = ResumableStreams(EndOfChecks(inner), window_s, 1 << 20, self.exchange)
+        app: ASGIApp = TellContent(inner)
+        if is_wrapped:
+            app = BaseHTTPMiddleware(app, dispatch=lambda request, go_on: go_on(request))
+        self.streams = ResumableStreams(EndOfChecks(app), window_s, 1 << 20, self.exchange)
         self.app = opened(self.streams)
         self.clients: list[Client] = []
         self.open: dict[RequestId, tuple[int, int]] = {}
@@ -60,7 +72,7 @@ class FrontEnd:
 
     def _on_handed(self, payloads: list[bytes]) -> None:
         for payload in payloads:
-            _, ((request_id, tokens),) = msgspec.msgpack.decode(payload)
+            _, ((request_id, tokens, *_),) = msgspec.msgpack.decode(payload)
             self._outputs[request_id].put_nowait(tokens)
 
     async def _answer(self, request: Request) -> Response:
@@ -122,11 +134,13 @@ class FrontEnd:
 class Cluster:
     """Front ends, and the way between each two of them, which is in order."""
 
-    def __init__(self, num: int = 3, window_s: float = 60.0) -> None:
+    def __init__(self, num: int = 3, window_s: float = 60.0, *, is_wrapped: bool = False) -> None:
         self.is_cut: Callable[[StreamMessage], bool] = lambda _: False
         self.is_full: Callable[[StreamMessage], bool] = lambda _: False
         self.live = [FrontendId(n) for n in range(num)]
-        self.members = {each: FrontEnd(self, each, window_s) for each in self.live}
+        self.members = {
+            each: FrontEnd(self, each, window_s, is_wrapped=is_wrapped) for each in self.live
+        }
         self.messages: list[StreamMessage] = []
         self._known: dict[FrontendId, tuple[FrontendId, ...]] = {}
         self._news = asyncio.Event()
@@ -143,7 +157,7 @@ class Cluster:
 
     def join(self) -> FrontEnd:
         """One comes to life, and nobody knows it."""
-        new = FrontEnd(self, FrontendId(len(self.live)), 60.0)
+        new = FrontEnd(self, FrontendId(len(self.live)))
         self.live.append(new.frontend_id)
         self.members[new.frontend_id] = new
         return new

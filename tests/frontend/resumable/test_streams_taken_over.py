@@ -1,6 +1,7 @@
 """Streams that go on at another front end when their own has died."""
 
 import asyncio
+import json
 
 import pytest
 
@@ -53,6 +54,76 @@ def test_a_stream_is_read_on_at_any_front_end_when_its_own_has_died(
         assert plain(again.events) == expected(8)
         assert last_of(again.events) == "9-1"
         assert [cluster[1].num_taken_over, cluster[2].num_begun] == [1, 0]
+
+    played(scenario)
+
+
+@pytest.mark.parametrize("num_events", [1, 4, 7])
+def test_a_stream_is_read_on_where_a_middleware_hands_events_on_late(num_events: int) -> None:
+    """As a function of the operator does (`--middleware`): the events of all that the record has
+    are told all the same."""
+
+    async def scenario() -> None:
+        cluster = Cluster(is_wrapped=True)
+        first = Client(cluster[0])
+        await cluster[0].begun.wait()
+        for num in range(1, num_events + 1):
+            cluster.bring()
+            await first.until(num)
+        await first.leave()
+        cluster.kill(0)
+        cluster.announce()
+        client = Client(cluster[1], last_of(first.events))
+        await until_over(cluster, client)
+        assert client.status == 200
+        *events, end = [each.split("data: ")[1] for each in first.events + client.events]
+        # They may come together here.
+        said = [token for each in events for token in json.loads(each)["tokens"]]
+        assert (said, end) == ([*range(8)], "[DONE]")
+
+    played(scenario)
+
+
+async def died(cluster: Cluster, number: int, *, num_outputs: int = 0) -> None:
+    """The front end dies when another one has what it has taken over and brought since."""
+    await cluster.heard(KeepStream, sender=number)
+    while num_outputs:
+        await cluster[number].begun.wait()
+        cluster.bring()
+        await cluster.heard(ExtendStreams, sender=number)
+        num_outputs -= 1
+    cluster.kill(number)
+    cluster.announce()
+
+
+def test_a_stream_with_which_front_ends_die_is_not_tried_for_ever() -> None:
+    """Its request may be what ends them: every front end would die, one after the other, and all
+    streams with them."""
+
+    async def scenario() -> None:
+        cluster = Cluster(5)
+        await begun(cluster, 2)
+        for number in range(3):
+            await died(cluster, number)
+        for at in (3, 4):
+            client = Client(cluster[at], 1)
+            await client.task
+            assert client.status == 500
+            assert "it is not tried again" in client.content.decode()
+        assert [cluster[3].num_begun, cluster[4].num_begun] == [0, 0]
+
+    played(scenario)
+
+
+def test_a_stream_that_gets_further_is_tried_at_every_front_end() -> None:
+    async def scenario() -> None:
+        cluster = Cluster(5)
+        await begun(cluster, 2)
+        for number in range(4):
+            await died(cluster, number, num_outputs=int(number == 2))
+        client = Client(cluster[4], 0)
+        await until_over(cluster, client)
+        assert plain(client.events) == expected(8)
 
     played(scenario)
 
@@ -345,7 +416,7 @@ def test_a_new_front_end_gets_the_replicas_when_the_one_before_dies() -> None:
         cluster.kill(1)
         cluster.announce()
         newcomer = FrontendId(7)
-        cluster.members[newcomer] = FrontEnd(cluster, newcomer, 60.0)
+        cluster.members[newcomer] = FrontEnd(cluster, newcomer)
         cluster.live.append(newcomer)
         cluster.announce()
         for _ in range(3):

@@ -7,7 +7,7 @@ from http import HTTPStatus
 from fastapi import FastAPI
 from starlette.middleware import Middleware
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sterna.config import DoorConfig
 from sterna.frontend.http.api_keys import ApiKeys, Callers, KeyCheck
@@ -88,6 +88,32 @@ class EndOfChecks:
         await Response(status_code=HTTPStatus.NO_CONTENT)(scope, receive, send)
 
 
+class TellContent:
+    """Tells what vLLM's code says of a stream that is kept (`AnsweredStream.on_content`).
+
+    It is the innermost, since some middlewares, as Starlette's `BaseHTTPMiddleware`, hand a part of
+    an answer on when vLLM's code has gone on already.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or one connection of another kind."""
+        stream = current().stream
+        if stream is None or scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        on_content = stream.on_content
+
+        async def telling(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                on_content(message.get("body", b""))
+            await send(message)
+
+        await self._app(scope, receive, telling)
+
+
 @dataclass(frozen=True, slots=True)
 class Door:
     """A server's front door.
@@ -130,6 +156,7 @@ def build_door(
         TierMiddleware       400 for unknown tiers; finds the class, writes it into answers
         OverloadMiddleware   429 if the queue has no room for the class
         ServerTiming         unless turned off: the header of that name
+        TellContent          with resumable streams: counts the events that vLLM says
           vLLM's routes
 
     Args:
@@ -151,6 +178,7 @@ def build_door(
         Middleware(TierMiddleware, classes=classes),
         Middleware(OverloadMiddleware, limit=queue, classes=classes, log=log),
         *([] if timing_of is None else [Middleware(ServerTiming, timing_of=timing_of)]),
+        *([] if keep_streams is None else [Middleware(TellContent)]),
     ]
     # vLLM has built the stack already, for the standards of hosting services (SageMaker).
     app.middleware_stack = app.build_middleware_stack()

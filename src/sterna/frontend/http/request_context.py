@@ -62,11 +62,13 @@ class AnsweredStream:
     Attributes:
         is_taken_over: the request was let in before, by another front end.
         on_let_in: called when the request is let in.
+        on_content: called with each part of the answer's body as vLLM's code says it.
     """
 
     stream_id: str
     is_taken_over: bool
     on_let_in: Callable[[], None]
+    on_content: Callable[[bytes], None] = lambda _: None
 
 
 def _nothing_to_keep() -> Callable[[], None]:

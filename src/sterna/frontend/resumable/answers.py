@@ -6,7 +6,7 @@ from collections.abc import Callable
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import Message, Receive, Scope, Send
 
-from sterna.frontend.resumable.event_log import COMMENT, EventId, EventLog
+from sterna.frontend.resumable.event_log import COMMENT, EventCount, EventId, EventLog
 from sterna.frontend.resumable.replicas import Record
 from sterna.frontend.resumable.resume_validity import ResumeValidity, Validity
 from sterna.messages.streams import StreamHead
@@ -33,6 +33,8 @@ class Answer:
         start: the head of the answer, when it has arrived.
         is_stream: whether the answer is one of events; an error is not.
         plain: the messages after the head, if the answer is no stream.
+        said: the events that vLLM's code has said. Middlewares of the operator may still have some
+            of them, which the log gets later.
         is_over: no further message will come.
         has_broken_off: by an error of the server; what there is of it is not all.
         given_up: no client will read it.
@@ -54,6 +56,7 @@ class Answer:
         self.start: Message | None = None
         self.plain: list[Message] = []
         self.is_stream = False
+        self.said = EventCount()
         self.is_body_read = False
         self.is_over = self.has_broken_off = False
         self.given_up = asyncio.Event()

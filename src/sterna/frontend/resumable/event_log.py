@@ -54,6 +54,25 @@ def last_id(events: bytes) -> str | None:
     return None
 
 
+@dataclass(slots=True)
+class EventCount:
+    """Counts the events of a stream as vLLM's code says them.
+
+    Attributes:
+        num_events: those that a log keeps, so no comments.
+    """
+
+    num_events: int = 0
+    _rest: bytes = b""
+
+    def feed(self, content: bytes) -> None:
+        """Count the events that end in the next output of the server."""
+        *complete, self._rest = (self._rest + content).split(SEPARATOR)
+        self.num_events += sum(
+            not each.startswith(b":") and each.strip() != b"" for each in complete
+        )
+
+
 @dataclass(slots=True, eq=False)
 class EventLog:
     """One stream.

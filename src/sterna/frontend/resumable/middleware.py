@@ -55,7 +55,7 @@ from sterna.frontend.resumable.answers import (
 from sterna.frontend.resumable.event_log import EventId, EventLogs, event_id_of
 from sterna.frontend.resumable.exchange import StreamExchange
 from sterna.frontend.resumable.relays import Reading
-from sterna.frontend.resumable.replicas import Record, dated
+from sterna.frontend.resumable.replicas import MAX_DEATHS, Record, dated
 from sterna.frontend.resumable.resume_validity import Validity
 
 logger = logging.getLogger(__name__)
@@ -189,7 +189,8 @@ class ResumableStreams:
         answer = self._answers[request_id] = Answer(request_id, log, int(_wall_s()))
         answer.has_replica = self._exchange is not None and caller().route.is_replicated
         answer.on_begun = current().keep_body()
-        stream = AnsweredStream(request_id, False, partial(self._on_let_in, answer, named, body))
+        on_let_in = partial(self._on_let_in, answer, named, body)
+        stream = AnsweredStream(request_id, False, on_let_in, answer.said.feed)
         context = replace(current(), stream=stream)
         answer.task = asyncio.create_task(self._generate(answer, named, body, context))
         async with self._following(answer, receive) as gone:
@@ -278,6 +279,9 @@ class ResumableStreams:
             text = f"{MAX_FOLLOWERS} connections read this stream already; close one of them"
             await error_response(HTTPStatus.TOO_MANY_REQUESTS, text)(scope, receive, send)
             return
+        if answer.record is not None and answer.record.is_stuck:
+            await _stuck()(scope, receive, send)
+            return
         if answer.record is not None:
             self._go_on(answer, answer.record)
         # A client counts as a follower while it waits for the decision whether it may resume.
@@ -330,7 +334,11 @@ class ResumableStreams:
         answer.has_replica = True
         self._logs.on_unread(log, _now_s())
         self._exchange.go_on(record)
-        if not record.is_over:
+        if record.is_stuck:
+            logger.error(
+                "stream is not tried again, front ends died with it request=%s", head.stream_id
+            )
+        elif not record.is_over:
             self._go_on(answer, record)
         self._schedule()
         return True
@@ -345,7 +353,7 @@ class ResumableStreams:
         """See `KeptStreams`."""
         answer = self._answers.get(stream_id)
         if answer is not None:
-            answer.resume_validity.on_replayed(num_groups, len(answer.log.events))
+            answer.resume_validity.on_replayed(num_groups, answer.said.num_events)
             answer.notify()
 
     def _go_on(self, answer: Answer, record: Record) -> None:
@@ -360,7 +368,8 @@ class ResumableStreams:
             self._end_turn(answer)
             return
         # It was let in before, and has a replica.
-        context = RequestContext(stream=AnsweredStream(answer.request_id, True, _nothing))
+        stream = AnsweredStream(answer.request_id, True, _nothing, answer.said.feed)
+        context = RequestContext(stream=stream)
         await self._generate(answer, scope_of(record.head), record.body, context)
 
     def _end_turn(self, answer: Answer) -> None:
@@ -442,6 +451,14 @@ def _unknown() -> JSONResponse:
         "was lost; send the request as a new one"
     )
     return error_response(HTTPStatus.NOT_FOUND, text)
+
+
+def _stuck() -> JSONResponse:
+    text = (
+        f"{MAX_DEATHS} front ends have died with this stream, one after the other, and those that "
+        "had taken it over brought nothing new of it: it is not tried again"
+    )
+    return error_response(HTTPStatus.INTERNAL_SERVER_ERROR, text)
 
 
 def _undecided() -> JSONResponse:

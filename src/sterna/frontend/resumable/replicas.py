@@ -43,6 +43,11 @@ class Payloads(Protocol):
         """Return the output as one of that request."""
 
 
+MAX_DEATHS = 3
+"""So many front ends may die with a stream, one after the other, if those that take it over bring
+nothing new of it. Which of its streams has ended one is not known; most others get further."""
+
+
 @dataclass(slots=True, eq=False)
 class Record:
     """The record of one stream.
@@ -65,6 +70,13 @@ class Record:
 
     def __post_init__(self) -> None:
         self.num_bytes += len(self.body) + sum(map(_size, self.payloads))
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether front ends have taken the stream over, one after the other, and died without
+        another output of it: it may be what ends them."""
+        last = [num_groups for _, num_groups in self.takeovers[-MAX_DEATHS:]]
+        return not self.is_over and len(last) == MAX_DEATHS and len(set(last)) == 1
 
     def extend(self, group: Group, payload: bytes) -> int:
         """Add an output; returns by how many bytes the record has grown."""
