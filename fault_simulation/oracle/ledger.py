@@ -35,8 +35,11 @@ class Record:
         num_at_death: number of tokens of its client when it was last sent again after the death of
             an instance that had it; None: it never was.
         is_handed_back: whether an instance has handed its newest attempt back.
+        is_untold: whether its newest attempt has left its instance, which could not tell. If all
+            deny it after a death, that counts as its instance's.
         is_unsent: whether its newest attempt could not be sent to an instance.
-        has_holes: whether an instance could not send some of its newest attempt's tokens.
+        has_holes: whether an instance could not send some of its newest attempt's tokens, or the
+            news that it has them.
     """
 
     ask: Ask
@@ -50,6 +53,7 @@ class Record:
     attempt_hosts: set[InstanceId] = field(default_factory=set)
     num_at_death: int | None = None
     is_handed_back: bool = False
+    is_untold: bool = False
     is_unsent: bool = False
     has_holes: bool = False
 
@@ -124,13 +128,14 @@ class Ledger:
         if given_up := record.hosts & self.given_up:
             raise Violation(f"{request_id} is sent again, and {min(given_up)} that has it lives")
         has_died = not record.attempt_hosts.isdisjoint(self.dead_instances)
-        may_be_late = is_by_time and (is_late or not self.is_calm)
-        if not may_be_late and not has_died and not record.is_handed_back:
+        may_be_late = is_by_time and (is_late or record.has_holes or not self.is_calm)
+        has_left = record.is_handed_back or record.is_untold
+        if not may_be_late and not has_died and not has_left:
             raise Violation(f"{request_id} is sent again, and no instance that had it has failed")
-        if has_died:
+        if has_died or record.is_untold:
             record.num_at_death = num_tokens
         record.attempt_id, record.attempt_hosts = attempt_id, set()
-        record.is_handed_back = record.is_unsent = record.has_holes = False
+        record.is_handed_back = record.is_untold = record.is_unsent = record.has_holes = False
 
     def on_unsent(self, attempt_id: RequestId) -> None:
         """The mailbox of its front end has refused to send the attempt."""
@@ -177,6 +182,12 @@ class Ledger:
         for attempt_id in attempt_ids:
             if self.is_awaited(attempt_id):
                 self._record(attempt_id).is_handed_back = True
+
+    def on_untold(self, attempt_ids: Iterable[RequestId]) -> None:
+        """The mailbox of an instance has refused the news that these have left it."""
+        for attempt_id in attempt_ids:
+            if self.is_awaited(attempt_id):
+                self._record(attempt_id).is_untold = True
 
     def on_engine_abort(self, request_id: RequestId) -> None:
         """An instance ends the request in its engine.
@@ -230,7 +241,7 @@ class Ledger:
             return
         if failure is not Failure.KILLED_INSTANCES:
             raise Violation(f"{request_id} failed: {failure.value}")
-        if record.attempt_hosts.isdisjoint(self.dead_instances):
+        if record.attempt_hosts.isdisjoint(self.dead_instances) and not record.is_untold:
             raise Violation(f"{request_id} is judged guilty, and no instance has died with it")
         if record.num_at_death is None:
             raise Violation(f"{request_id} is judged guilty by the first death that found it")

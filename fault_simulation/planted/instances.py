@@ -130,6 +130,14 @@ class PartsInSilence(InstanceCore):
         return [each for each in super()._hand_back() if isinstance(each, AbortRequest)]
 
 
+class SaysNothingAgain(InstanceCore):
+    """Does not tell again what a full mailbox has refused."""
+
+    def _tell_again(self, now_s: float) -> list[InstanceEffect]:
+        self._untold.clear()
+        return []
+
+
 class TellsPresenceOnly(SimulatedEngine):
     """Does not tell that a request was preempted since."""
 

@@ -22,6 +22,7 @@ from sterna.messages.actors import (
     HeartbeatAnswer,
     Membership,
     MigrationMessage,
+    RequestsMoved,
     TokenBatch,
     TokenSpan,
     WireMessage,
@@ -85,6 +86,8 @@ class InstanceProcess(Actor):
         self.told_to_end: set[RequestId] = set()
         # What it hands back to front ends that it does not know yet.
         self._kept_back: list[HandedBack] = []
+        # Those that have left, of which a mailbox has refused the last news.
+        self._untold: set[RequestId] = set()
         self.up_since_s = self.now_s
         self.engine.start()
         self._carry_out(self.core.on_tick(self.now_s))
@@ -128,8 +131,18 @@ class InstanceProcess(Actor):
         return super().send(address, message, frames)
 
     def on_unsent(self, address: str, message: WireMessage) -> None:
-        if isinstance(message, TokenBatch):
-            self.world.ledger.on_tokens_unsent([each.request_id for each in message.spans])
+        match message:
+            case TokenBatch(_, spans):
+                self.world.ledger.on_tokens_unsent([each.request_id for each in spans])
+                ended = [each.request_id for each in spans if each.is_finished]
+                self.world.ledger.on_untold(ended)
+                self._untold.update(ended)
+            case RequestsMoved(_, request_ids):
+                # Their first tokens here are taken for later ones.
+                self.world.ledger.on_tokens_unsent(request_ids)
+            case HandedBack(_, request_ids):
+                self.world.ledger.on_untold(request_ids)
+                self._untold.update(request_ids)
         self.core.on_unsent(address, message)
 
     def next_deadline_s(self) -> float | None:
@@ -175,9 +188,11 @@ class InstanceProcess(Actor):
         self.schedule_tick()
 
     def _hand_back(self, message: HandedBack) -> None:
-        """Raises Violation: the instance is not being emptied."""
+        """Raises Violation: the instance is not being emptied, and its front end might know that
+        the requests have left."""
         members = {each.instance_id: each for each in self.membership.instances}
-        if not members[self.instance_id].is_terminating:
+        is_told_again = self._untold.issuperset(message.request_ids)
+        if not (is_told_again or members[self.instance_id].is_terminating):
             raise Violation(f"{self.name} hands back {message.request_ids}, and is not emptied")
         self.world.counts["request handed back"] += 1
         self.world.ledger.on_handed_back(message.request_ids)

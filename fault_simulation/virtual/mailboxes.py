@@ -14,7 +14,7 @@ import msgspec
 
 from fault_simulation.virtual.settings import TICK_S, Queues
 from fault_simulation.virtual.timeline import Action, Process, Timeline, Violation
-from sterna.messages.actors import PERIODIC_MESSAGES, TokenBatch, WireMessage
+from sterna.messages.actors import PERIODIC_MESSAGES, RequestNews, WireMessage
 from sterna.messaging.mailbox_core import Connections, MailboxCore
 from sterna.messaging.reliable_channel import GAP, MESSAGE, PERIODIC, PROBE, Head
 
@@ -124,7 +124,7 @@ class VirtualMailbox:
             tally = self.tallies[address] = Tally(self._process.name, address)
         letter = Letter([_ENCODER.encode(message), *frames], tally)
         now_s = self._timeline.now_s
-        is_refused = isinstance(message, TokenBatch) and self._refuses(address, message)
+        is_refused = isinstance(message, RequestNews) and self._is_full(address)
         is_periodic = isinstance(message, PERIODIC_MESSAGES)
         if is_refused or not self.core.send(address, letter, now_s, is_periodic):
             self._network.counts[f"refused: {type(message).__name__}"] += 1
@@ -135,9 +135,8 @@ class VirtualMailbox:
         self._tick_later()
         return True
 
-    def _refuses(self, address: str, batch: TokenBatch) -> bool:
-        is_full = self.core.num_kept(address) >= self._network.queues.of_tokens
-        return is_full and not any(each.is_finished for each in batch.spans)
+    def _is_full(self, address: str) -> bool:
+        return self.core.num_kept(address) >= self._network.queues.of_tokens
 
     def keep_only(self, addresses: AbstractSet[str]) -> None:
         """As `Mailbox.keep_only`."""

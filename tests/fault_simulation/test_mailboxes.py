@@ -13,7 +13,15 @@ from fault_simulation.virtual.network import Network
 from fault_simulation.virtual.nodes import Nodes
 from fault_simulation.virtual.settings import WIDE, Queues
 from fault_simulation.virtual.timeline import Process, Timeline, Violation
-from sterna.messages.actors import CancelDispatch, TokenBatch, TokenSpan, WireMessage
+from sterna.messages.actors import (
+    CancelDispatch,
+    HandedBack,
+    RequestNews,
+    RequestsMoved,
+    TokenBatch,
+    TokenSpan,
+    WireMessage,
+)
 from sterna.messaging.mailbox_core import MailboxCore
 from sterna.types import InstanceId, RequestId
 from tests.fault_simulation.replay import said
@@ -130,19 +138,20 @@ def test_of_what_the_dead_have_sent_a_beginning_arrives() -> None:
     assert {0, 3} <= beginnings
 
 
-def test_tokens_that_others_follow_may_be_refused_and_the_last_ones_never() -> None:
+@pytest.mark.parametrize(
+    "news",
+    [
+        TokenBatch(InstanceId("a"), (TokenSpan(RequestId("r"), 0, 1, False),)),
+        TokenBatch(InstanceId("a"), (TokenSpan(RequestId("r"), 1, 1, True),)),
+        RequestsMoved(InstanceId("a"), (RequestId("r"),), (1,), 1),
+        HandedBack(InstanceId("a"), (RequestId("r"),)),
+    ],
+    ids=["tokens", "the last tokens", "a move", "what is handed back"],
+)
+def test_a_full_mailbox_refuses_all_news_of_requests(news: RequestNews) -> None:
     pair = Pair(queues=Queues(of_frontends=100, of_tokens=1))
-
-    def tokens(*, is_finished: bool) -> TokenBatch:
-        span = TokenSpan(RequestId("r"), 0, 1, is_finished)
-        return TokenBatch(InstanceId("a"), (span,))
-
-    def send(batch: TokenBatch) -> bool:
-        return pair.network.send(pair.a, "b", batch, [b"payload"])
-
-    assert send(tokens(is_finished=False))
-    assert not send(tokens(is_finished=False))
-    assert send(tokens(is_finished=True))
+    assert pair.network.send(pair.a, "b", news, [])
+    assert not pair.network.send(pair.a, "b", news, [])
 
 
 # --------------------------------------------------------------------- what is wrong is found

@@ -24,6 +24,7 @@ QUICK = {
     "a suspect is judged by a death elsewhere": "is sent again after its end",
     "all suspects of a second death are judged guilty": "are judged guilty at once",
     "outputs are handed before the buddy has them": "does not have it",
+    "what was refused is not told again": "has not ended after",
     "a silent instance is given up and not killed": "that has it lives",
     "the instance does not end when its lease does": "that has it lives",
     "the supervisor does not wait for a lease": "that has it lives",
