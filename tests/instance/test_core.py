@@ -211,7 +211,7 @@ def committing(config: LlumletConfig | None = None) -> InstanceCore:
     under_test.on_outcome(migration_id, Inspected(progress, b"request"), 0.0)
     reserved = Reserved(migration_id, ReservationId(1), 0, ("i1",))
     under_test.on_message(MigrationMessage(peer, reserved), [], 0.0)
-    assert owned(under_test) == OwnerReply(I0, 7, (R,))
+    assert owned(under_test) == OwnerReply(I0, 7, (R,), version=1)
     under_test.on_outcome(migration_id, Drained(0, b"state"), 0.0)
     return under_test
 
@@ -227,7 +227,7 @@ def owned(under_test: InstanceCore) -> OwnerReply:
 def test_a_request_whose_commit_is_under_way_is_not_said_to_be_here() -> None:
     """The peer may have adopted it and died: its late Committed would free what was claimed, and
     nobody would have the request."""
-    assert owned(committing()) == OwnerReply(I0, 7, (), arriving=(R,))
+    assert owned(committing()) == OwnerReply(I0, 7, (), arriving=(R,), version=1)
 
 
 def test_tokens_for_a_front_end_that_is_not_known_yet_are_kept_in_order() -> None:
@@ -362,7 +362,7 @@ def test_a_request_that_comes_by_a_migration_is_said_to_arrive() -> None:
     under_test.on_membership(news, 0.0)
     reserve = Reserve(MigrationId("i1-1"), R, 0, 0, 1, True, None, b"request")
     under_test.on_message(MigrationMessage(I1, reserve), [], 0.0)
-    assert owned(under_test) == OwnerReply(I0, 7, (), arriving=(R,))
+    assert owned(under_test) == OwnerReply(I0, 7, (), arriving=(R,), version=1)
 
 
 def test_only_the_requests_that_are_asked_for_are_said_to_be_here() -> None:
@@ -372,7 +372,7 @@ def test_only_the_requests_that_are_asked_for_are_said_to_be_here() -> None:
         under_test.on_message(AddRequest(F0, RequestId(name), 0), [b"payload"], 0.0)
     asked = tuple(map(RequestId, ("t", "u", "r")))
     assert under_test.on_message(OwnerQuery(F0, 7, asked), [], 0.0) == [
-        ToMailbox("mailbox of 0", OwnerReply(I0, 7, (RequestId("t"), R)))
+        ToMailbox("mailbox of 0", OwnerReply(I0, 7, (RequestId("t"), R), version=1))
     ]
 
 
@@ -383,6 +383,13 @@ def test_a_request_that_moved_here_is_told_of_with_the_membership_that_is_known(
         ToMailbox("mailbox of 0", RequestsMoved(I0, (R,), (3,), 4))
     ]
     assert under_test.requests() == {R}
+
+
+def test_a_denial_names_the_membership_that_is_known() -> None:
+    """The request may have been passed on to an instance that the front end does not know yet."""
+    under_test = core()
+    under_test.on_membership(membership(4, F0), 0.0)
+    assert owned(under_test) == OwnerReply(I0, 7, (), version=4)
 
 
 def test_a_request_goes_to_the_engine() -> None:
@@ -691,7 +698,7 @@ def test_what_came_back_from_an_instance_that_died_is_handed_back() -> None:
     itself = InstanceMember(I0, "i0", is_terminating=True, emptied_since=2)
     others = (itself, InstanceMember(InstanceId("i2"), "i2"))
     under_test.on_membership(structs.replace(membership(2, F0), instances=others), 0.0)
-    assert owned(under_test) == OwnerReply(I0, 7, (R,))
+    assert owned(under_test) == OwnerReply(I0, 7, (R,), version=2)
     under_test.on_view(seen(None), 1.0)
     asked = ListRequests("mailbox of 0", 1)
     (answer,) = under_test.on_message(asked, [], 1.0)

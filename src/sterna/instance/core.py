@@ -364,7 +364,8 @@ class InstanceCore:
         unsure = (self._llumlet.arriving_requests() | committing) - sure
         here = tuple(each for each in request_ids if each in sure)
         arriving = tuple(each for each in request_ids if each in unsure)
-        reply = OwnerReply(self._instance_id, query_id, here, arriving)
+        version = self._membership.version
+        reply = OwnerReply(self._instance_id, query_id, here, arriving, version)
         return self._to_frontend(frontend_id, reply)
 
     def on_unsent(self, address: str, message: WireMessage) -> None:

@@ -231,12 +231,15 @@ class OwnerReply(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         arriving: those that may arrive here, or stay, by a migration that has not ended.
+        version: that of the membership which the instance knows: it has passed requests on only to
+            instances of this membership or an earlier one.
     """
 
     instance_id: InstanceId
     query_id: int
     request_ids: tuple[RequestId, ...]
     arriving: tuple[RequestId, ...] = ()
+    version: int = 0
 
 
 # --------------------------------------------------------------- instance <-> global scheduler

@@ -334,6 +334,52 @@ def test_a_newcomer_may_have_the_request_from_an_earlier_token_on_than_the_dead(
     assert under_test.owner(R1) == I2
 
 
+def test_what_may_have_been_passed_on_to_a_newcomer_is_waited_for():
+    """Its own news is late, too; the one that denies the request knows a later membership."""
+    under_test = ownership(I0, I1, decides_at_once=True)
+    assert under_test.on_instances([I0], 5.0, version=4) == [query(I0, 1)]
+    assert under_test.on_owner_reply(OwnerReply(I0, 1, (), version=5), 5.0) == []
+    assert under_test.on_time(6.0) == []
+    assert under_test.on_instances([I0, I2], 6.5, version=5) == [query(I2, 2)]
+    assert under_test.on_owner_reply(OwnerReply(I2, 2, (R1,), version=5), 6.5) == []
+    assert under_test.owner(R1) == I2
+    assert under_test.next_deadline_s is None
+
+
+def test_a_request_is_sent_again_as_soon_as_the_later_membership_has_no_newcomer():
+    under_test = ownership(I0, I1, owner=I1, decides_at_once=True)
+    assert under_test.on_instances([I0], 5.0, version=4) == [query(I0, 1)]
+    assert under_test.on_owner_reply(OwnerReply(I0, 1, (), version=5), 5.0) == []
+    assert under_test.on_instances([I0], 5.1, version=5) == [DIED]
+
+
+def test_all_are_asked_once_more_when_the_later_membership_has_no_newcomer():
+    """The one that was asked first may have got the request after its answer."""
+    under_test = ownership(I0, I1, I2, decides_at_once=True)
+    under_test.on_instances([I0, I1], 5.0, version=4)
+    assert under_test.on_owner_reply(OwnerReply(I1, 2, (), version=5), 5.0) == []
+    assert under_test.on_owner_reply(OwnerReply(I0, 1, (), version=5), 5.0) == []
+    assert under_test.on_instances([I0, I1], 5.1, version=5) == [query(I0, 3), query(I1, 4)]
+
+
+def test_a_request_does_not_fail_while_a_later_membership_is_under_way():
+    under_test = ownership(I0, I1)
+    under_test.on_instances([I0], 5.0, version=4)
+    assert under_test.on_owner_reply(OwnerReply(I0, 1, (), version=5), 5.0) == []
+    assert under_test.on_time(6.0) == []
+    assert under_test.on_instances([I0], 6.5, version=5) == []
+    assert under_test.on_time(7.0) == [DIED]
+
+
+def test_the_death_of_the_instance_that_knew_a_later_membership_ends_the_wait():
+    """A membership that no member has any longer never arrives."""
+    under_test = ownership(I0, I1, I2, decides_at_once=True)
+    under_test.on_instances([I0, I1], 5.0, version=4)
+    assert under_test.on_owner_reply(OwnerReply(I1, 2, (), version=9), 5.0) == []
+    assert under_test.on_instances([I0], 6.0, version=5) == [query(I0, 3)]
+    assert under_test.on_owner_reply(OwnerReply(I0, 3, (), version=5), 6.0) == [DIED]
+
+
 def test_an_instance_that_died_before_its_start_was_known_is_not_waited_for():
     under_test = ownership(I0, I1, decides_at_once=True)
     under_test.on_moved(moved(I2, 3, R1, version=5), 2.0)

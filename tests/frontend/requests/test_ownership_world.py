@@ -178,7 +178,8 @@ class World(RuleBasedStateMachine):
         here = query.request_ids if instance_id == self.stepping else ()
         may_have_it = instance_id == self.reserved or instance_id in self.holders
         arriving = query.request_ids if may_have_it and not here else ()
-        self.send(instance_id, OwnerReply(instance_id, query.query_id, here, arriving))
+        reply = OwnerReply(instance_id, query.query_id, here, arriving, self.version)
+        self.send(instance_id, reply)
 
     @rule()
     def everybody_answers(self) -> None:

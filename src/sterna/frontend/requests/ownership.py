@@ -21,6 +21,10 @@ puts every request in doubt**. All instances are asked about all requests in dou
   request may have it since.
 - A request that its owner, as far as is known, denies was passed on. The instance that has got it
   may have denied it before that: if all deny it, all are asked once more.
+- An instance that denies a request may have passed it on to one that this front end does not know
+  yet. It says which membership it knows; the request stays in doubt until this front end knows that
+  one, or a later one. The supervisor's mailbox sends it until it arrives, and the first membership
+  of a supervisor's successor is later than all of its predecessor.
 - A missed membership (after the death of a supervisor) may have named an instance that has died
   since: it counts as a death.
 
@@ -53,6 +57,7 @@ class _Doubt:
         unanswered: instances that have not answered their query.
         claimant: the instance that last answered that the request is arriving there.
         is_passed_on: its owner, as far as is known, has denied it.
+        version: that of the newest membership known to an instance that has denied it.
     """
 
     deadline_s: float
@@ -61,6 +66,7 @@ class _Doubt:
     unanswered: set[InstanceId] = field(default_factory=set)
     claimant: InstanceId | None = None
     is_passed_on: bool = False
+    version: int = 0
 
 
 @dataclass(slots=True)
@@ -179,6 +185,7 @@ class Ownership:
                 doubt.claimant = reply.instance_id
             else:
                 doubt.is_passed_on |= self._owners.get(request_id) == reply.instance_id
+                doubt.version = max(doubt.version, reply.version)
                 if self._decides_at_once:
                     effects += self._decide(request_id, now_s)
                 elif not doubt.unanswered:
@@ -230,10 +237,11 @@ class Ownership:
                 if owner in dead:
                     self._disown(request_id)
         effects = self._query(list(self._doubts))
-        if self._decides_at_once and not instances:
-            # No instance could have any of them.
+        if self._decides_at_once:
+            # No instance is left to ask, or this membership was all that a decision waited for.
             for request_id in list(self._doubts):
                 effects += self._decide(request_id, now_s)
+            effects += self._query(self._unasked(self._doubts))
         return effects
 
     def on_time(self, now_s: float) -> list[Effect]:
@@ -275,7 +283,11 @@ class Ownership:
     def _is_open(self, doubt: _Doubt, request_id: RequestId) -> bool:
         """Return whether an instance that has not denied the request may have it."""
         newcomers = self._newcomers.values()
-        return bool(doubt.unanswered) or any(request_id in each.request_ids for each in newcomers)
+        return (
+            bool(doubt.unanswered)
+            or doubt.version > self._version
+            or any(request_id in each.request_ids for each in newcomers)
+        )
 
     def _begin_round(self, request_id: RequestId, now_s: float) -> None:
         """Void all answers about this request; it becomes the last to be due."""
