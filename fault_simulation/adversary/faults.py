@@ -216,9 +216,6 @@ class Adversary:
         if process is None:
             return False
         rng, platform = self._rng, self._platform
-        if fault in (Fault.HANG, Fault.CUT_OFF):
-            # Tokens may come so late that they are taken as lost.
-            self._world.ledger.is_calm = False
         match fault:
             case Fault.KILL:
                 platform.kill(process)
@@ -226,7 +223,9 @@ class Adversary:
                 self._crash_soon(process)
             case Fault.HANG:
                 longest_s = 3.0 if isinstance(process, InstanceProcess) else 1.5
-                platform.hang(process, rng.uniform(0.02, longest_s))
+                duration_s = rng.uniform(0.02, longest_s)
+                self._hinder(duration_s)
+                platform.hang(process, duration_s)
             case Fault.STALL:
                 if not isinstance(process, InstanceProcess):
                     return False
@@ -236,7 +235,7 @@ class Adversary:
                 if other is None or other is process:
                     return False
                 duration_s = rng.uniform(0.05, 2.0)
-                self._cut_off_until_s = self._world.timeline.now_s + duration_s
+                self._cut_off_until_s = self._hinder(duration_s)
                 self._world.network.cut_off(process.name, other.name, duration_s)
                 self._world.timeline.note(process.name, f"cut off from {other.name}")
         return True
@@ -245,8 +244,14 @@ class Adversary:
         duration_s = self._links.cut_one()
         if duration_s is None:
             return False
-        self._cut_off_until_s = self._world.timeline.now_s + duration_s
+        self._cut_off_until_s = self._hinder(duration_s)
         return True
+
+    def _hinder(self, duration_s: float) -> float:
+        """Tokens may come so late that they are taken as lost; returns the end of this time."""
+        until_s = self._world.timeline.now_s + duration_s
+        self._world.ledger.on_hindrance(until_s)
+        return until_s
 
     def _crash_soon(self, process: Process) -> None:
         """Let it die in place of one of its next effects, if that one comes soon."""

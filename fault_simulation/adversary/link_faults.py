@@ -51,8 +51,6 @@ class Links:
         duration_s = rng.uniform(*CUTS[how_long]) * LEASE_S
         nodes.cut(node, duration_s)
         self._world.network.on_node_cut(node, duration_s)
-        # Tokens may come so late that they are taken as lost.
-        self._world.ledger.is_calm = False
         self._world.counts[f"link cut: {how_long}"] += 1
         self._world.timeline.note("", f"node {node} is cut off for {duration_s:.2f} s")
         if rng.random() < DEATH_IN_CUT_SHARE:

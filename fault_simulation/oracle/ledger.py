@@ -64,13 +64,14 @@ class Ledger:
     Attributes:
         dead_instances: those that failed; not those that were ended in order.
         given_up: instances that were reported as dead, and lived.
-        is_calm: whether nothing but deaths has kept tokens from coming in time.
+        hindered_until_s: until then a process that was stopped, or a link that was cut, may have
+            kept messages from being sent or from arriving.
     """
 
     def __init__(self) -> None:
         self.records: dict[RequestId, Record] = {}
         self.num_open = 0
-        self.is_calm = True
+        self.hindered_until_s = 0.0
         self.dead_instances: set[InstanceId] = set()
         self.given_up: set[InstanceId] = set()
 
@@ -90,6 +91,10 @@ class Ledger:
         for token_id in token_ids:
             record.digest = extend(record.digest, token_id)
         record.num_tokens = len(token_ids)
+
+    def on_hindrance(self, until_s: float) -> None:
+        """A process is stopped, or a link is cut, until then."""
+        self.hindered_until_s = max(self.hindered_until_s, until_s)
 
     def on_sent(self, attempt_id: RequestId, instance_id: InstanceId) -> None:
         """An instance has got the attempt."""
@@ -111,7 +116,7 @@ class Ledger:
 
         Args:
             is_by_time: because a time-out has passed.
-            is_late: some message is on its way for longer than it should be.
+            is_late: some message may be on its way for longer than it should be.
 
         Raises:
             Violation: its client does not have exactly these, or waits for nothing, or there was no
@@ -128,9 +133,9 @@ class Ledger:
         if given_up := record.hosts & self.given_up:
             raise Violation(f"{request_id} is sent again, and {min(given_up)} that has it lives")
         has_died = not record.attempt_hosts.isdisjoint(self.dead_instances)
-        may_be_late = is_by_time and (is_late or record.has_holes or not self.is_calm)
+        has_waited = is_by_time and (is_late or record.has_holes)
         has_left = record.is_handed_back or record.is_untold
-        if not may_be_late and not has_died and not has_left:
+        if not has_waited and not has_died and not has_left:
             raise Violation(f"{request_id} is sent again, and no instance that had it has failed")
         if has_died or record.is_untold:
             record.num_at_death = num_tokens

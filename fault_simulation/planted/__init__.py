@@ -43,6 +43,7 @@ from fault_simulation.planted.frontends import (
     SendsToTerminating,
     TakesNothingBack,
     TakesNothingOver,
+    TakesSilenceForDenials,
     TellsOfNewStreamsOnly,
     TrustsTheHolder,
     WaitsForLostTokens,
@@ -160,6 +161,7 @@ MISTAKES = (
     Mistake("the front end does not cut repeats", Cores(frontend=DeliversRepeats), LOST_VERDICTS),
     Mistake("the front end does not wait for missing tokens", Cores(frontend=DeliversOutOfOrder)),
     Mistake("the front end asks only once who has a request", Cores(frontend=AsksOnceForOwners)),
+    Mistake("the front end takes silence for denials", Cores(frontend=TakesSilenceForDenials)),
     Mistake(
         "the instance accepts a final acknowledgement that came too soon",
         Cores(instance=AcceptsOldAcks, frontend=AcknowledgesTooSoon),

@@ -115,6 +115,22 @@ class AsksOnceForOwners(FrontendCore):
         self._dispatcher._ownership.__class__ = _AsksOnce
 
 
+class _AwaitsNoAnswer(Ownership):
+    def on_time(self, now_s: float) -> list[FrontendEffect]:
+        for doubt in self._doubts.values():
+            if doubt.deadline_s <= now_s:
+                doubt.unanswered.clear()
+        return super().on_time(now_s)
+
+
+class TakesSilenceForDenials(FrontendCore):
+    """Sends a request again when an instance has not answered in time that may have it."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._dispatcher._ownership.__class__ = _AwaitsNoAnswer
+
+
 class AcknowledgesTooSoon(FrontendCore):
     """Sends its FinalAck to an instance that has requests of it, and must not accept it."""
 

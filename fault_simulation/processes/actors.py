@@ -45,8 +45,6 @@ class Actor(Process, ABC):
         """Send, unless there is no address to send to; returns False when the mailbox refuses."""
         if address is None or self.world.network.send(self, address, message, frames):
             return True
-        # Tokens may come so late that they are taken for lost.
-        self.world.ledger.is_calm = False
         self.on_unsent(address, message)
         return False
 

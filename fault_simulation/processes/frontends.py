@@ -7,6 +7,7 @@ from fault_simulation.oracle.token_oracle import Ask, decode_output, encode, enc
 from fault_simulation.processes.actors import Actor
 from fault_simulation.processes.streams import FrontendStreams
 from fault_simulation.processes.world import World
+from fault_simulation.virtual.mailboxes import LATEST_S
 from fault_simulation.virtual.settings import FRONTEND
 from fault_simulation.virtual.timeline import Violation
 from sterna.frontend.requests.core import RequestMessage
@@ -201,7 +202,7 @@ class FrontendProcess(Actor):
                         attempt_id,
                         num_tokens,
                         is_by_time=is_by_time,
-                        is_late=is_by_time and self.world.network.is_late(),
+                        is_late=is_by_time and self._may_be_late(),
                     )
                 case Fail(request_id, failure):
                     self.world.counts[f"request failed: {failure.value}"] += 1
@@ -213,6 +214,12 @@ class FrontendProcess(Actor):
         if unsent:
             self._carry_out(self.core.on_unsent(unsent, self.now_s))
         self.schedule_tick()
+
+    def _may_be_late(self) -> bool:
+        """Whether a message may be on its way for longer than it should be, or a process that was
+        stopped may have sent it late."""
+        hindered_until_s = self.world.ledger.hindered_until_s + LATEST_S
+        return self.now_s < hindered_until_s or self.world.network.is_late()
 
     def send_to_frontend(
         self, frontend_id: FrontendId, message: StreamMessage, frames: Sequence[bytes]

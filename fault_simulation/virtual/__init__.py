@@ -1,5 +1,5 @@
 """Virtual time: the timeline, the nodes, and the network with its mailboxes.
 
-Offers: network, nodes, settings, timeline.
+Offers: mailboxes, network, nodes, settings, timeline.
 Imports: config, engine.emulated, messages, messaging, policy, supervisor.
 """

@@ -81,3 +81,12 @@ def test_a_message_that_is_late_excuses_what_is_sent_again_by_time_alone(ledger:
     with pytest.raises(Violation, match="no instance that had it has failed"):
         ledger.on_sent_again(R0, AGAIN, 0, is_by_time=True, is_late=False)
     ledger.on_sent_again(R0, AGAIN, 0, is_by_time=True, is_late=True)
+
+
+def test_refused_tokens_excuse_that_their_attempt_is_sent_again_by_time(ledger: Ledger) -> None:
+    ledger.on_tokens_unsent([R0])
+    with pytest.raises(Violation, match="no instance that had it has failed"):
+        ledger.on_sent_again(R0, AGAIN, 0, is_by_time=False)
+    ledger.on_sent_again(R0, AGAIN, 0, is_by_time=True)
+    with pytest.raises(Violation, match="no instance that had it has failed"):
+        ledger.on_sent_again(R0, RequestId("r0+2"), 0, is_by_time=True)

@@ -28,6 +28,7 @@ QUICK = {
     "a silent instance is given up and not killed": "that has it lives",
     "the instance does not end when its lease does": "that has it lives",
     "the supervisor does not wait for a lease": "that has it lives",
+    "the front end takes silence for denials": "and its client waits for it",
     "a receiver does not ask for what is missing": "has not ended after",
     "the front end waits for tokens that were lost": "has not ended after",
     "the front end does not cut repeats": "from another history than its client has",
