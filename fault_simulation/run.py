@@ -10,10 +10,11 @@ from fault_simulation.engine.copies import Copies
 from fault_simulation.engine.engine_kinds import kind_of, policy_of
 from fault_simulation.engine.immovable import Immovables
 from fault_simulation.oracle.checkers import Checkers, check_prefixes, check_rest
+from fault_simulation.oracle.fleet_checks import Drains, unsettled
 from fault_simulation.oracle.ledger import Ledger, Status
 from fault_simulation.oracle.stream_ledger import StreamLedger
 from fault_simulation.processes.instances import InstanceProcess
-from fault_simulation.processes.ray import Platform
+from fault_simulation.processes.ray import Platform, Supervisor
 from fault_simulation.processes.supervisor import SupervisorProcess
 from fault_simulation.processes.world import Cores, World
 from fault_simulation.virtual.network import Network
@@ -45,6 +46,9 @@ NUMS_FRONTENDS = (1, 2, 2, 3, 3, 3, 4)
 
 REST_S = 6.0
 """Time after the last request's end by which nothing is left of any."""
+
+FLEET_LIMIT_S = 45.0
+"""Time after that by which the fleet has its size: a failed start waits for up to 30 s."""
 
 
 @dataclass(slots=True)
@@ -149,6 +153,7 @@ class Run:
             FAULTS_BEGIN_S, None, "", lambda: Adversary(self._platform, plan, HEAL_S).begin()
         )
         self._checkers = Checkers(self._world.counts)
+        self._drains = Drains()
 
     def result(self) -> Result:
         """Run to the end."""
@@ -202,6 +207,19 @@ class Run:
         if self._world.policy.looks_at_prefixes:
             check_prefixes(self._platform.instances(), self._platform.schedulers())
         self._world.network.check_rest()
+        limit_s = timeline.now_s + FLEET_LIMIT_S
+        while (left := self._unsettled()) is not None:
+            if timeline.now_s > limit_s:
+                raise Violation(left)
+            self._step()
+
+    def _unsettled(self) -> str | None:
+        """Return what the supervisor has still to do, or None."""
+        platform = self._platform
+        if platform.supervisor is None or not platform.supervisor.is_alive:
+            return "there is no supervisor"
+        acting = {each.instance_id for each in platform.instances() if each.may_act}
+        return unsettled(platform.supervisor.core.fleet, acting, has_place=platform.has_place)
 
     @property
     def _num_open(self) -> int:
@@ -226,3 +244,6 @@ class Run:
             self._platform.kill(crashed.process)
         if isinstance(process, InstanceProcess):
             self._checkers.check(process)
+        elif isinstance(process, Supervisor):
+            calm_s = max(HEAL_S, self._ledger.hindered_until_s)
+            self._drains.check(process.core.fleet, timeline.now_s, calm_s)

@@ -120,6 +120,13 @@ when its destination dies computes tokens again that the client has: in one seed
 with all faults)."""
 
 
+REFUSED_ACKS = FaultPlan(
+    (Fault.CUT_OFF,), (Trouble.CONNECTIONS,), (Order.DRAIN, Order.UNDO, Order.START)
+)
+"""Instances are drained while they cannot be reached: a mailbox with a short queue refuses a final
+acknowledgement, and no later one follows, in one seed of 400 (of 1,000 with all faults)."""
+
+
 class Adversary:
     """Breaks things until `until_s`."""
 

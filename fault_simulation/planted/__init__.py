@@ -11,7 +11,7 @@ Imports: config, engine, errors, fault_simulation.adversary, fault_simulation.en
 
 from dataclasses import dataclass, field
 
-from fault_simulation.adversary.faults import LOST_VERDICTS, FaultPlan
+from fault_simulation.adversary.faults import LOST_VERDICTS, REFUSED_ACKS, FaultPlan
 from fault_simulation.engine.engine import SimulatedEngine
 from fault_simulation.planted.caches import (
     AdoptsWhatIsBehind,
@@ -24,6 +24,12 @@ from fault_simulation.planted.caches import (
     SendsStateFirst,
     SendsTheBlocksOfThePlan,
     WritesToWhatIsFreed,
+)
+from fault_simulation.planted.fleets import (
+    AcknowledgesOnce,
+    LeavesWhatWasClosing,
+    ReportsItsEndOnce,
+    StartsNothingAgain,
 )
 from fault_simulation.planted.frontends import (
     AcknowledgesTooSoon,
@@ -192,6 +198,14 @@ MISTAKES = (
     ),
     Mistake("the front end waits for tokens that were lost", Cores(frontend=WaitsForLostTokens)),
     Mistake("the front end forgets what could not be sent", Cores(frontend=DropsWhatIsUnsent)),
+    Mistake(
+        "the front end acknowledges an emptying only once",
+        Cores(frontend=AcknowledgesOnce),
+        REFUSED_ACKS,
+    ),
+    _on_instances("the instance reports only once that it is empty", ReportsItsEndOnce),
+    Mistake("a successor does not end what was closing", Cores(supervisor=LeavesWhatWasClosing)),
+    Mistake("the supervisor tries no failed start again", Cores(supervisor=StartsNothingAgain)),
     Mistake("a sender does not ask what has arrived", Cores(mailbox=NeverProbes)),
     Mistake("a receipt for a part ends the questions", Cores(mailbox=IsContentWithAPart)),
     Mistake("a receipt confirms what is missing", Cores(mailbox=ConfirmsTooFar)),

@@ -104,6 +104,11 @@ class Platform:
         frontends = [each for each in self.frontends() if each.is_served and not each.is_hung]
         return self._rng.choice(frontends) if frontends else None
 
+    @property
+    def has_place(self) -> bool:
+        """Whether another instance can be there."""
+        return len(self.instances()) < self._num_places
+
     # -------------------------------------------------------------------------------- starts
 
     def start_instance(
