@@ -105,7 +105,8 @@ class GiveUpGeneration:
 FleetEffect = Start | CancelStart | Close | Announce | GiveUpGeneration
 
 MIN_SERVING = 2
-"""Of so many that take requests one may be emptied; the last one stays until another serves."""
+"""Number of instances that take requests of which one may be emptied: the last one stays until
+another one serves."""
 
 
 @dataclass(slots=True)

@@ -265,7 +265,7 @@ class _Connection:
 
     @property
     def is_idle(self) -> bool:
-        """Whether there has been nothing to send for so long that the connection should end."""
+        """Whether there has been nothing to send for `idle_timeout_s`."""
         is_empty = not (self._streams or self._slots.num_taken)
         return is_empty and self._until_idle_s() <= 0
 

@@ -44,8 +44,9 @@ class Payloads(Protocol):
 
 
 MAX_DEATHS = 3
-"""So many front ends may die with a stream, one after the other, if those that take it over bring
-nothing new of it. Which of its streams has ended one is not known; most others get further."""
+"""Number of front ends that may die with a stream, one after the other, if those that take it over
+bring nothing new of it. Which of its streams has ended one is not known; most others get further.
+"""
 
 
 @dataclass(slots=True, eq=False)
