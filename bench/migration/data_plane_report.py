@@ -78,9 +78,38 @@ def markdown(rows: Sequence[Row]) -> str:
             markdown_table(header, lines),
             "Blocks of a shuffled cache to and from a staging buffer, in one thread:",
             markdown_table(("copy", "MiB", "time [ms]", "GB/s"), copies),
+            "The longest transfers, and what gathering, the wire and scattering take one after the "
+            "other; below 1 they overlap:",
+            markdown_table(
+                ("transfer", "one after the other [ms]", "transfer [ms]", "ratio"), _overlaps(rows)
+            ),
             goal_list([asdict(each) for each in goals(rows)]),
         ]
     )
+
+
+def _overlaps(rows: Sequence[Row]) -> list[list[str]]:
+    """Of each model and transport the longest transfer, beside the sum of its parts."""
+    copies_ms = {
+        (row["model"], row["tokens"], row["operation"]): row["duration_ms"]["median"]
+        for row in rows
+        if "duration_ms" in row
+    }
+    longest = {(row["model"], row["transport"]): row for row in _transfers(rows)}
+    lines = []
+    for (model, transport), row in longest.items():
+        parts_ms = [copies_ms.get((model, row["tokens"], each)) for each in ("gather", "scatter")]
+        if None in parts_ms:
+            continue
+        in_turn_ms = sum(parts_ms, row["wire_ms"]["median"])
+        transfer_ms = row["arrived_ms"]["median"]
+        lines.append(
+            [
+                f"{model}, {transport}, {row['tokens']:,} tokens",
+                *(number(in_turn_ms), number(transfer_ms), f"{transfer_ms / in_turn_ms:.2f}"),
+            ]
+        )
+    return lines
 
 
 def _transfers(rows: Sequence[Row]) -> list[Row]:

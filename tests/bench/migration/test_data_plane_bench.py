@@ -73,6 +73,12 @@ def test_the_smallest_share_of_long_transfers_has_a_goal() -> None:
     assert "| m, gather | 2.00 | 1.00 | 2.00 |" in text
 
 
+def test_the_longest_transfers_stand_beside_the_sum_of_their_parts() -> None:
+    """1 ms to gather, 2 on the wire and 1.5 to scatter: the transfer takes 2.5."""
+    scatter = {**ROWS[-1], "operation": "scatter", "duration_ms": {"median": 1.5}}
+    assert "| m, tcp, 512 tokens | 4.50 | 2.50 | 0.56 |" in report.markdown([*ROWS, scatter])
+
+
 def test_shares_are_those_of_pairs() -> None:
     assert report.wire_share([(2.0, 9.0, 1.0), (4.0, 9.0, 1.0), (8.0, 9.0, 8.0)]).median == 0.5
 
