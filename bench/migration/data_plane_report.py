@@ -98,10 +98,10 @@ def _overlaps(rows: Sequence[Row]) -> list[list[str]]:
     longest = {(row["model"], row["transport"]): row for row in _transfers(rows)}
     lines = []
     for (model, transport), row in longest.items():
-        parts_ms = [copies_ms.get((model, row["tokens"], each)) for each in ("gather", "scatter")]
-        if None in parts_ms:
+        copies = [(model, row["tokens"], each) for each in ("gather", "scatter")]
+        if not copies_ms.keys() >= set(copies):
             continue
-        in_turn_ms = sum(parts_ms, row["wire_ms"]["median"])
+        in_turn_ms = row["wire_ms"]["median"] + sum(copies_ms[each] for each in copies)
         transfer_ms = row["arrived_ms"]["median"]
         lines.append(
             [

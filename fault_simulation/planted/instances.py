@@ -133,8 +133,8 @@ class PartsInSilence(InstanceCore):
 class SaysNothingAgain(InstanceCore):
     """Does not tell again what a full mailbox has refused."""
 
-    def _tell_again(self, now_s: float) -> list[InstanceEffect]:
-        self._untold.clear()
+    def _repeat_news(self, now_s: float) -> list[InstanceEffect]:
+        self._refused_news.clear()
         return []
 
 

@@ -7,6 +7,7 @@ from msgspec import structs
 
 from sterna.config import LlumletConfig, PolicyConfig
 from sterna.instance.core import (
+    REPEAT_NEWS_S,
     AddToEngine,
     CallEngine,
     FrontendGone,
@@ -620,13 +621,18 @@ def test_what_was_handed_back_unheard_is_told_until_it_is_heard() -> None:
     under_test, effects = emptied(LASTING, SUCCESSOR)
     handed_back = ToMailbox("mailbox of 0", HandedBack(I0, (R,)))
     assert handed_back in effects
-    for now_s in (LIMIT_S + 5.0, LIMIT_S + 6.0):
-        under_test.on_unsent(handed_back.address, handed_back.message)
-        assert under_test.next_deadline_s is not None
-        assert under_test.next_deadline_s <= now_s
-        assert [each for each in under_test.on_tick(now_s) if isinstance(each, ToMailbox)] == [
-            handed_back
-        ]
+    begun_s = LIMIT_S + 5.0
+    under_test.on_unsent(handed_back.address, handed_back.message)
+    assert repeated(under_test, begun_s) == [handed_back]
+    under_test.on_unsent(handed_back.address, handed_back.message)
+    assert under_test.next_deadline_s == begun_s + REPEAT_NEWS_S
+    assert repeated(under_test, begun_s + REPEAT_NEWS_S / 2) == []
+    assert repeated(under_test, begun_s + REPEAT_NEWS_S) == [handed_back]
+    assert repeated(under_test, begun_s + 9.0) == []
+
+
+def repeated(under_test: InstanceCore, now_s: float) -> list[ToMailbox]:
+    return [each for each in under_test.on_tick(now_s) if isinstance(each, ToMailbox)]
 
 
 def test_the_end_of_a_request_that_was_not_heard_hands_it_back() -> None:

@@ -14,6 +14,7 @@ import torch
 
 from sterna.errors import TransportError
 from sterna.transport.data_plane import Arrived, ReceiveFailed, SendFailed, Sent, Stopped
+from sterna.transport.wires.channel import Spares
 from sterna.transport.wires.frames import FrameStream
 from sterna.transport.wires.gloo import _Helper
 from sterna.types import MigrationId
@@ -275,7 +276,11 @@ def test_an_idle_connection_ends_and_is_opened_again(cast: Cast) -> None:
     idle = sorted(_plane_threads())
     for number in range(3):
         source.copy(stage("m", number), destination, [0, 1], [3, 4])
+        # What the next connection needs has been made by then, as for the first one.
         assert _eventually(lambda: sorted(_plane_threads()) == idle)
+        wire: Any = source.plane._context.wire  # type: ignore[attr-defined]
+        (stock,) = [each for each in vars(wire).values() if isinstance(each, Spares)]
+        assert len(stock._spares) == stock._num_spares > 0
 
 
 def test_a_copy_that_comes_when_its_connection_ends_is_sent(cast: Cast) -> None:

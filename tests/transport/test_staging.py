@@ -175,3 +175,17 @@ def test_a_cuda_copier_moves_a_tile_there_and_back_beside_the_compute_stream() -
     assert torch.equal(node.kv[1:, [3, 8]], before[1:, [3, 8]])
     assert int(node.kv.count_nonzero()) == int(before[1:, [3, 8]].count_nonzero())
     node.plane.close()
+
+
+@pytest.mark.cuda
+@needs_cuda
+def test_a_cuda_copier_takes_the_stream_and_the_memory_of_one_that_has_ended() -> None:
+    node = Node("tcp", device="cuda", page_bytes=4096)
+    first: Any = make_copier(node.cache, 1 << 20)
+    stream, fused = first._stream, first._fused
+    first.close()
+    second: Any = make_copier(node.cache, 1 << 20)
+    assert second._stream is stream
+    assert second._fused is fused
+    second.close()
+    node.plane.close()

@@ -82,7 +82,7 @@ MAX_KEPT_MESSAGES = 10_000
 """Messages kept for front ends that are not known yet; beyond, the oldest are dropped."""
 
 
-TELL_AGAIN_S = 1.0
+REPEAT_NEWS_S = 1.0
 """Time between two attempts to tell a front end, whose mailbox is full, of requests that left."""
 
 
@@ -174,8 +174,8 @@ class InstanceCore:
         self._num_aborted = 0
         self._termination = Termination()
         # Requests that have left, of which the mailbox has refused the last news.
-        self._untold: dict[FrontendId, list[RequestId]] = {}
-        self._tell_again_s = 0.0
+        self._refused_news: dict[FrontendId, list[RequestId]] = {}
+        self._repeat_news_s = 0.0
         self._cache: CacheContents | None = None
 
     def report_cache(self, layout: CacheLayout) -> None:
@@ -192,7 +192,10 @@ class InstanceCore:
     @property
     def next_deadline_s(self) -> float | None:
         """When `on_tick` is due, or None."""
-        deadlines_s = [self._llumlet.next_deadline_s, self._tell_again_s if self._untold else None]
+        deadlines_s = [
+            self._llumlet.next_deadline_s,
+            self._repeat_news_s if self._refused_news else None,
+        ]
         return min([each for each in deadlines_s if each is not None], default=None)
 
     @property
@@ -375,7 +378,7 @@ class InstanceCore:
                 if each == address:
                     self._termination.on_dropped(frontend_id)
                     if gone := _gone_with(message):
-                        self._untold.setdefault(frontend_id, []).extend(gone)
+                        self._refused_news.setdefault(frontend_id, []).extend(gone)
         elif isinstance(message, CacheReport) and self._cache is not None:
             self._cache.owe_all()
 
@@ -491,21 +494,20 @@ class InstanceCore:
     def on_tick(self, now_s: float) -> list[InstanceEffect]:
         """Time has passed; due at `next_deadline_s`, harmless at any other time."""
         effects = self._on_llumlet(self._llumlet.on_tick(now_s), now_s)
-        told = self._tell_again(now_s)
+        told = self._repeat_news(now_s)
         return [*effects, *self._hand_back(), *told, *self._notify_if_emptied()]
 
-    def _tell_again(self, now_s: float) -> list[InstanceEffect]:
+    def _repeat_news(self, now_s: float) -> list[InstanceEffect]:
         """Tell front ends that requests have left of which they have not heard it: else they would
         wait for these for ever. Those that have ended here are computed again from the tokens that
         were told."""
-        if not self._untold or now_s < self._tell_again_s:
+        if not self._refused_news or now_s < self._repeat_news_s:
             return []
-        self._tell_again_s = now_s + TELL_AGAIN_S
-        untold, self._untold = self._untold, {}
+        self._repeat_news_s = now_s + REPEAT_NEWS_S
+        refused, self._refused_news = self._refused_news, {}
         return [
             effect
-            for frontend_id, request_ids in untold.items()
-            if frontend_id in self._frontends
+            for frontend_id, request_ids in refused.items()
             for effect in self._to_frontend(
                 frontend_id, HandedBack(self._instance_id, tuple(request_ids))
             )

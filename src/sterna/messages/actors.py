@@ -188,8 +188,9 @@ class RequestsMoved(msgspec.Struct, frozen=True, tag=True):
 
 
 class HandedBack(msgspec.Struct, frozen=True, tag=True):
-    """Instance -> front end: these requests can neither stay here nor migrate. They have ended
-    here, and are to go on elsewhere after the tokens that their clients have."""
+    """Instance -> front end: these requests have ended here, and are to go on elsewhere after the
+    tokens that their clients have. They can neither stay nor migrate, or the front end's mailbox
+    has refused the news of their end."""
 
     instance_id: InstanceId
     request_ids: tuple[RequestId, ...]

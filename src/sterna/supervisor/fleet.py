@@ -259,7 +259,8 @@ class Fleet:
         if self.is_restarting and not has_surge and self._waits_for_a_place():
             # Without this, nothing would ever be replaced.
             num_serving = len(self.in_phase(Phase.SERVING))
-            if num_serving < MIN_SERVING and self._proven_generation is not None:
+            is_untried = self._proven_generation not in (None, self._generation)
+            if num_serving < MIN_SERVING and is_untried:
                 reason = "its successor finds no place, and the last instance stays until it serves"
                 return [self._give_up_generation(reason), *self._reconcile(now_s)]
             if self._has_surge:

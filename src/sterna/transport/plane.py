@@ -2,7 +2,7 @@
 
 Threads: one that listens, one that notifies the owner of outcomes, one for each peer that is sent
 to and one for each peer that sends (with Gloo, two for the latter). All sleep while nothing is
-copied.
+copied; those of a connection that was idle for `TransportConfig.idle_timeout_s` end.
 """
 
 import atexit

@@ -103,6 +103,8 @@ class Receiver:
         self._stream.close()
         if channel is not None:
             channel.close()
+        if connection is not None:
+            connection.close()
         self._waker.close()
         self._on_over(self)
 
@@ -169,6 +171,9 @@ class _Connection:
 
     def copies(self) -> list[Copy]:
         return [inbound.copy for inbound in self._streams.values()]
+
+    def close(self) -> None:
+        self._copier.close()
 
     def _on_frame(self, frame: Frame) -> None:
         match frame:

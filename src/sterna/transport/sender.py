@@ -83,6 +83,8 @@ class Sender:
         self._submitted: list[Copy] = []
         self._stream: FrameStream | None = None
         self._is_over = False
+        # It had nothing to send.
+        self._is_retired = False
         self._is_closing = False
         self.thread = threading.Thread(target=self._run, name="sterna-kv-send", daemon=True)
 
@@ -144,12 +146,21 @@ class Sender:
         if connection is not None:
             connection.close()
         self._waker.close()
+        if self._is_retired:
+            self._prepare_next()
 
     def _retire(self) -> bool:
         """Take no more copies, unless there are some."""
         with self._lock:
-            self._is_over = not self._submitted
+            self._is_over = self._is_retired = not self._submitted
             return self._is_over
+
+    def _prepare_next(self) -> None:
+        """Make what this connection took from the stock, so that the next one need not."""
+        try:
+            self._plane.wire.prepare()
+        except (OSError, RuntimeError) as error:
+            _logger.info("no spare for the next kv connection error=%s", error)
 
     def _take_submitted(self) -> list[Copy]:
         with self._lock:
@@ -274,6 +285,7 @@ class _Connection:
 
     def close(self) -> None:
         self._channel.close()
+        self._copier.close()
 
     def _cancel_ended(self) -> None:
         ended = [outbound for outbound in self._streams.values() if outbound.copy.over is not None]

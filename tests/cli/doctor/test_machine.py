@@ -39,7 +39,8 @@ def test_gpus_are_those_of_the_drivers_tool(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho 'NVIDIA H100 80GB HBM3, 81559'\necho 'NVIDIA L4, [N/A]'\n")
+    rows = ("0, GPU-1a, NVIDIA H100 80GB HBM3, 81559", "1, GPU-5f, NVIDIA L4, [N/A]")
+    tool.write_text("#!/bin/sh\n" + "".join(f"echo '{each}'\n" for each in rows))
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
 
@@ -50,40 +51,50 @@ def test_gpus_are_those_of_the_drivers_tool(
     assert look_at_machine("127.0.0.1", 0).gpus is None
 
 
+@pytest.mark.parametrize(
+    ("visible", "indices"),
+    [
+        (None, "012"),
+        ("2,0", "20"),
+        ("GPU-5f", "1"),
+        ("1,9,0", "1"),
+        ("-1", ""),
+        ("", ""),
+        ("MIG-8a", "012"),
+    ],
+)
 def test_gpus_are_those_that_a_server_may_use(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, indices: str
 ) -> None:
+    """As CUDA takes the variable: up to the first device that is not there."""
     tool = tmp_path / "nvidia-smi"
-    tool.write_text('#!/bin/sh\necho "$*, 1"\n')
+    rows = [f"echo '{n}, GPU-{uuid}, {n}, 1'\n" for n, uuid in enumerate(("1a", "5f33", "77"))]
+    tool.write_text("#!/bin/sh\n" + "".join(rows))
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-
-    def names() -> list[str]:
-        return [each.name for each in look_at_machine("127.0.0.1", 0).gpus or ()]
-
-    (everything,) = names()
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,GPU-5f")
-    assert names() == [f"{everything} --id=1,GPU-5f"]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-8a")
-    assert names() == [everything]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert look_at_machine("127.0.0.1", 0).gpus == ()
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    gpus = look_at_machine("127.0.0.1", 0).gpus
+    assert gpus is not None
+    assert "".join(each.name for each in gpus) == indices
 
 
 def test_memory_is_at_most_that_of_the_container(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit, used, missing = (tmp_path / name for name in ("memory.max", "memory.current", "missing"))
-    files = limits.MemoryFiles(str(limit), str(used), "inactive_file")
-    monkeypatch.setattr(
-        limits, "MEMORY_FILES", (limits.MemoryFiles(str(missing), str(used), ""), files)
-    )
+    (cached, _) = [each.cached for each in limits.MEMORY_FILES]
+    pairs = [limits.MemoryFiles(str(each), str(used), cached) for each in (missing, limit)]
+    monkeypatch.setattr(limits, "MEMORY_FILES", pairs)
     limit.write_text("1000\n")
     used.write_text("400\n")
     assert look_at_machine("127.0.0.1", 0).available_bytes == 600
     # Files that were read are in memory as long as nothing else needs it.
-    (tmp_path / "memory.stat").write_text("file 350\ninactive_file 300\nactive_file 50\n")
-    assert look_at_machine("127.0.0.1", 0).available_bytes == 900
+    stat = "anon 30\nfile 370\nshmem 20\ninactive_file 300\nactive_file 50\n"
+    (tmp_path / "memory.stat").write_text(stat)
+    assert look_at_machine("127.0.0.1", 0).available_bytes == 950
     limit.write_text("max\n")
     assert look_at_machine("127.0.0.1", 0).available_bytes > 1000
 

@@ -301,10 +301,14 @@ def test_a_restart_ends_although_more_are_wanted_than_have_a_place(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     waits = row("i4", "pending", "no node has 1 GPUs free", generation=4)
-    begun = [OLD[0], row("i2", "running", generation=4), waits]
+    begun = [*OLD, waits]
+    # One that follows another may wait for the place which that one leaves.
+    last = [row("i2", "running", generation=4), row("i3", "pending", generation=4), waits]
     new = [row("i2", "running", generation=4), row("i3", "running", generation=4), waits]
-    assert run(Cluster([begun, new]), "restart", "--rolling", "--no-surge") == 0
+    cluster = Cluster([begun, last, new])
+    assert run(cluster, "restart", "--rolling", "--no-surge") == 0
     assert capsys.readouterr().out == "restarted: i2, i3 serve\n"
+    assert cluster.looks == []
 
 
 def test_a_restart_that_is_given_up_is_told_although_more_are_wanted(

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from hashlib import sha256
 from typing import Any
@@ -12,6 +13,7 @@ pytest.importorskip("fastapi")
 
 from fastapi import FastAPI
 from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.testclient import TestClient
@@ -22,7 +24,12 @@ from sterna.config import DoorConfig
 from sterna.frontend.http.api_keys import ApiKeys
 from sterna.frontend.http.door import Door, build_door
 from sterna.frontend.http.queue_limit import QueueLimit, Ticket
-from sterna.frontend.http.request_context import RequestContext, current, entered
+from sterna.frontend.http.request_context import (
+    AnsweredStream,
+    RequestContext,
+    current,
+    entered,
+)
 from sterna.frontend.resumable.middleware import ResumableStreams
 from sterna.priority_classes import DEFAULT_CLASSES, ApiKey
 
@@ -211,6 +218,37 @@ def test_to_resume_a_stream_one_must_pass_the_checks_as_to_begin_it(refuses: str
     unknown = {"X-User": "gull"} if key else {"Authorization": "Bearer other"}
     refused = server.client.post(PATH, content=b"{}", headers={**resuming, **unknown})
     assert (refused.status_code, "data" in refused.text) == (403 if key else 401, False)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "num_marks"),
+    [
+        ([], 0),
+        ([Middleware(Changing)], 1),
+        ([Middleware(BaseHTTPMiddleware, dispatch=lambda request, go_on: go_on(request))], 1),
+    ],
+    ids=["none", "the operator's", "one that is late"],
+)
+def test_streams_have_marks_in_front_of_all_middlewares_that_could_change_them(
+    hosts: Sequence[Middleware], num_marks: int
+) -> None:
+    marks = [b": mark\n\n"]
+
+    def kept(app: ASGIApp) -> ASGIApp:
+        stream = AnsweredStream("tern", False, lambda: None, lambda: lambda: b"".join(marks))
+
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            with entered(replace(current(), stream=stream)):
+                await app(scope, receive, send)
+
+        return answer
+
+    server = Server(hosts=hosts, keep_streams=kept)
+    answered = server.client.post(
+        PATH, content=b'{"stream": true}', headers={"Authorization": "Bearer user"}
+    )
+    assert answered.text.startswith(num_marks * ": mark\n\n" + "data: one\n\n")
+    assert (": mark" in answered.text) == bool(num_marks)
 
 
 @pytest.mark.parametrize(("key", "status"), [("user", 200), ("other", 401)])

@@ -11,13 +11,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 
 import msgspec
 from starlette.applications import Starlette
-from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from sterna.frontend.http.door import EndOfChecks, TellContent
+from sterna.frontend.http.door import EndOfChecks, StreamMarks
 from sterna.frontend.http.request_context import is_taken_over, notify_let_in
 from sterna.frontend.resumable.exchange import StreamExchange
 from sterna.frontend.resumable.middleware import ResumableStreams
@@ -45,15 +44,13 @@ class FrontEnd:
         frontend_id: FrontendId,
         window_s: float = 60.0,
         *,
-        is_wrapped: bool = False,
+        around: Callable[[ASGIApp], ASGIApp] | None = None,
     ) -> None:
         self._cluster = cluster
         self.frontend_id = frontend_id
         self.exchange = StreamExchange(frontend_id, 1 << 20, self._send, self._on_handed)
         inner = Starlette(routes=[Route(PATH, self._answer, methods=["POST"])])
-        app: ASGIApp = TellContent(inner)
-        if is_wrapped:
-            app = BaseHTTPMiddleware(app, dispatch=lambda request, go_on: go_on(request))
+        app = inner if around is None else around(StreamMarks(inner))
         self.streams = ResumableStreams(EndOfChecks(app), window_s, 1 << 20, self.exchange)
         self.app = opened(self.streams)
         self.clients: list[Client] = []
@@ -134,13 +131,17 @@ class FrontEnd:
 class Cluster:
     """Front ends, and the way between each two of them, which is in order."""
 
-    def __init__(self, num: int = 3, window_s: float = 60.0, *, is_wrapped: bool = False) -> None:
+    def __init__(
+        self,
+        num: int = 3,
+        window_s: float = 60.0,
+        *,
+        around: Callable[[ASGIApp], ASGIApp] | None = None,
+    ) -> None:
         self.is_cut: Callable[[StreamMessage], bool] = lambda _: False
         self.is_full: Callable[[StreamMessage], bool] = lambda _: False
         self.live = [FrontendId(n) for n in range(num)]
-        self.members = {
-            each: FrontEnd(self, each, window_s, is_wrapped=is_wrapped) for each in self.live
-        }
+        self.members = {each: FrontEnd(self, each, window_s, around=around) for each in self.live}
         self.messages: list[StreamMessage] = []
         self._known: dict[FrontendId, tuple[FrontendId, ...]] = {}
         self._news = asyncio.Event()

@@ -2,8 +2,11 @@
 
 import asyncio
 import json
+from collections.abc import Callable
 
 import pytest
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sterna.messages.streams import (
     ExtendStreams,
@@ -12,6 +15,7 @@ from sterna.messages.streams import (
     KeepStream,
     ReplicasKept,
     StreamFound,
+    StreamOver,
 )
 from sterna.types import FrontendId
 from tests.frontend.resumable.connection import Connection
@@ -58,28 +62,95 @@ def test_a_stream_is_read_on_at_any_front_end_when_its_own_has_died(
     played(scenario)
 
 
-@pytest.mark.parametrize("num_events", [1, 4, 7])
-def test_a_stream_is_read_on_where_a_middleware_hands_events_on_late(num_events: int) -> None:
-    """As a function of the operator does (`--middleware`): the events of all that the record has
-    are told all the same."""
+def late(app: ASGIApp) -> ASGIApp:
+    """As a function of the operator (`--middleware`): vLLM goes on before the event is out."""
+    return BaseHTTPMiddleware(app, dispatch=lambda request, go_on: go_on(request))
+
+
+def adding(app: ASGIApp) -> ASGIApp:
+    """Says an event of its own first."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_more(message: Message) -> None:
+            await send(message)
+            if message["type"] == "http.response.start":
+                body = b'data: {"tokens":[]}\n\n'
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+
+        await app(scope, receive, send_more)
+
+    return answer
+
+
+def dropping(app: ASGIApp) -> ASGIApp:
+    """Drops the first event."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        is_first = True
+
+        async def send_less(message: Message) -> None:
+            nonlocal is_first
+            if is_first and b'"tokens":[0]' in message.get("body", b""):
+                is_first = False
+                message = {**message, "body": message["body"].partition(b"data:")[0]}
+            await send(message)
+
+        await app(scope, receive, send_less)
+
+    return answer
+
+
+@pytest.mark.parametrize("num_outputs", [1, 4, 7])
+@pytest.mark.parametrize(("around", "num_more"), [(late, 0), (adding, 1), (dropping, -1)])
+def test_a_stream_is_read_on_whatever_middlewares_do_with_its_events(
+    around: Callable[[ASGIApp], ASGIApp], num_more: int, num_outputs: int
+) -> None:
+    """The client has the events of all that is recorded, and gets the rest."""
 
     async def scenario() -> None:
-        cluster = Cluster(is_wrapped=True)
+        cluster = Cluster(around=around)
         first = Client(cluster[0])
         await cluster[0].begun.wait()
-        for num in range(1, num_events + 1):
+        for num in range(1, num_outputs + 1):
             cluster.bring()
-            await first.until(num)
+            await first.until(num + num_more)
+            await cluster.heard(ExtendStreams, sender=0)
         await first.leave()
         cluster.kill(0)
         cluster.announce()
-        client = Client(cluster[1], last_of(first.events))
+        client = Client(cluster[1], last_of(first.events) if first.events else 0)
         await until_over(cluster, client)
         assert client.status == 200
         *events, end = [each.split("data: ")[1] for each in first.events + client.events]
         # They may come together here.
         said = [token for each in events for token in json.loads(each)["tokens"]]
-        assert (said, end) == ([*range(8)], "[DONE]")
+        assert (said, end) == ([*range(1 if num_more < 0 else 0, 8)], "[DONE]")
+
+    played(scenario)
+
+
+@pytest.mark.parametrize(("around", "num_more"), [(adding, 1), (dropping, -1)])
+def test_what_is_not_recorded_is_lost_whatever_middlewares_do(
+    around: Callable[[ASGIApp], ASGIApp], num_more: int
+) -> None:
+    async def scenario() -> None:
+        cluster = Cluster(around=around)
+        first = Client(cluster[0])
+        await cluster[0].begun.wait()
+        for num in range(1, 4):
+            # The third one never arrives at the buddy, which is not waited for for ever.
+            cluster.is_cut = lambda message, num=num: (  # type: ignore[misc]
+                num == 3 and isinstance(message, ExtendStreams)
+            )
+            cluster.bring()
+            await first.until(num + num_more)
+        await first.leave()
+        cluster.kill(0)
+        cluster.is_cut = lambda _: False
+        cluster.announce()
+        client = Client(cluster[1], last_of(first.events))
+        await until_over(cluster, client)
+        assert client.status == 404
 
     played(scenario)
 
@@ -111,6 +182,36 @@ def test_a_stream_with_which_front_ends_die_is_not_tried_for_ever() -> None:
             assert client.status == 500
             assert "it is not tried again" in client.content.decode()
         assert [cluster[3].num_begun, cluster[4].num_begun] == [0, 0]
+
+    played(scenario)
+
+
+def test_a_stream_that_has_ended_is_read_whatever_front_ends_died() -> None:
+    async def scenario() -> None:
+        cluster = Cluster(5)
+        await begun(cluster, 9)
+        await cluster.heard(StreamOver, sender=0)
+        for number in range(3):
+            await died(cluster, number)
+        client = Client(cluster[4], 0)
+        await client.task
+        assert plain(client.events) == expected(8)
+
+    played(scenario)
+
+
+def test_a_stream_whose_outputs_are_all_recorded_needs_no_engine_and_is_read() -> None:
+    """Only the news that it is over was lost."""
+
+    async def scenario() -> None:
+        cluster = Cluster(5)
+        cluster.is_cut = lambda message: isinstance(message, StreamOver)
+        await begun(cluster, 9)
+        for number in range(3):
+            await died(cluster, number)
+        client = Client(cluster[4], 0)
+        await until_over(cluster, client)
+        assert plain(client.events) == expected(8)
 
     played(scenario)
 

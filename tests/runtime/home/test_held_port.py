@@ -13,6 +13,8 @@ from sterna.runtime.home.held_port import holding_port
     ("first", "second", "is_taken"),
     [
         ("127.0.0.1", "127.0.0.1", True),
+        ("localhost", "127.0.0.1", True),
+        ("::1", "0:0:0:0:0:0:0:1", True),
         ("0.0.0.0", "127.0.0.1", True),
         ("127.0.0.1", "::", True),
         (None, "", True),

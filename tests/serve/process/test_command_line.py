@@ -85,6 +85,12 @@ def config_file(tmp_path: Path) -> Callable[[str], str]:
             "unrecognized arguments: --max-modl-len 5 (did you mean --max-model-len?)",
         ),
         (["--port", "8123", "bird", "fish"], "unrecognized arguments: bird fish (name one model: "),
+        (["--enable-prefix-caching", "true"], "unrecognized arguments: true (name one model: "),
+        (["--instances", "2", "4"], "unrecognized arguments: 4 (name one model: "),
+        (
+            ["--served-model-name", "tern", "org/model"],
+            "--served-model-name takes org/model as well: name the model before it, or by --model",
+        ),
         (["--port", "0"], "--port 0: choose a port in [1, 65535]"),
         (["/no/such/model"], "model /no/such/model is not there"),
         (["--instances", "0"], "instances must be at least 1, not 0"),

@@ -162,8 +162,8 @@ def _gpus(machine: Machine, wanted: Wanted) -> Iterator[Finding]:
             Level.ERROR,
             "gpu",
             "none is visible to nvidia-smi, and vLLM is a CUDA build",
-            "check the driver (in a container: --gpus all), or install sterna[cpu] in a new "
-            "virtual environment",
+            "check the driver and CUDA_VISIBLE_DEVICES (in a container: --gpus all), or install "
+            "sterna[cpu] in a new virtual environment",
         )
     elif len(gpus) < needed:
         yield Finding(

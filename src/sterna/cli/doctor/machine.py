@@ -7,7 +7,7 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -153,24 +153,39 @@ def _cpu_flags() -> frozenset[str]:
 
 
 def _gpus() -> tuple[Gpu, ...] | None:
-    command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
-    # nvidia-smi shows all, and Ray has the server use these only.
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None and not visible.strip():
-        return ()
-    if visible is not None and "MIG-" not in visible:
-        command.append(f"--id={visible}")
+    columns = "index,uuid,name,memory.total"
+    command = ("nvidia-smi", f"--query-gpu={columns}", "--format=csv,noheader,nounits")
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=NVIDIA_TIMEOUT_S, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    rows = (line.rpartition(",") for line in done.stdout.splitlines() if "," in line)
-    return tuple(
-        Gpu(name.strip(), int(mebibytes) << 20 if mebibytes.strip().isdecimal() else 0)
-        for name, _, mebibytes in rows
-    )
+    gpus: dict[tuple[str, str], Gpu] = {}
+    for line in done.stdout.splitlines():
+        index, _, rest = line.partition(",")
+        uuid, _, rest = rest.partition(",")
+        name, _, mebibytes = (each.strip() for each in rest.rpartition(","))
+        gpus[index, uuid.strip()] = Gpu(name, int(mebibytes) << 20 if mebibytes.isdecimal() else 0)
+    return tuple(_visible(gpus, os.environ.get("CUDA_VISIBLE_DEVICES")))
+
+
+def _visible(gpus: Mapping[tuple[str, str], Gpu], named: str | None) -> Iterator[Gpu]:
+    """Yield those that CUDA shows a process with this value of CUDA_VISIBLE_DEVICES: up to the
+    first one that is not there. nvidia-smi shows all."""
+    if named is None or "MIG-" in named:
+        yield from gpus.values()
+        return
+    for each in named.split(","):
+        entry = each.strip()
+        found = [
+            gpu
+            for (index, uuid), gpu in gpus.items()
+            if entry and (index == entry or (entry.startswith("GPU-") and uuid.startswith(entry)))
+        ]
+        if len(found) != 1:
+            return
+        yield found[0]
 
 
 def _write_error(folder: Path) -> str | None:

@@ -147,17 +147,18 @@ def _restart(args: argparse.Namespace) -> int:
     if args.no_wait:
         print("restarting; `sterna instances` shows how far it is")
         return 0
-    has_begun = False
+    has_begun, num_before = False, 0
     for number, rows in enumerate(_watch(args, lambda row: row["state"] != "running")):
         is_new = [row["generation"] >= begun["generation"] for row in rows]
         has_begun = has_begun or any(is_new) or any(row["state"] == "terminating" for row in rows)
         # One that is given up at once is never seen to begin.
         has_begun = has_begun or number >= NUM_IDLE_POLLS
-        is_serving = any(row["state"] == "running" for row in rows)
-        # Where not all that are wanted have a place, the others wait for one as they did before.
+        num_before = max(num_before, is_new.count(False))
         is_still = all(row["state"] in _SETTLED for row in rows)
-        if is_serving and all(is_new) and is_still:
-            up = [row["id"] for row in rows if row["state"] != "pending"]
+        up = [row["id"] for row in rows if row["state"] != "pending"]
+        # Where not all that are wanted have a place, the others wait for one as they did before.
+        is_enough = len(up) >= max(1, min(num_before, len(rows)))
+        if all(is_new) and is_still and is_enough:
             print(f"restarted: {', '.join(up)} serve")
             return 0
         if rows and has_begun and not any(is_new) and is_still:

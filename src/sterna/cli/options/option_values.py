@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -48,9 +49,10 @@ def require_writable(option: str, path: Path) -> None:
     Raises:
         ConfigurationError: it cannot be opened; the message names the option.
     """
-    if not path.resolve().parent.is_dir():
+    # Those of pathlib raise where a folder above may not be entered.
+    if not os.path.isdir(os.path.dirname(os.path.realpath(path))):
         raise ConfigurationError(f"{option} {path}: there is no folder {path.parent}")
-    is_new = not path.exists()
+    is_new = not os.path.lexists(path)
     try:
         path.open("ab").close()
     except OSError as error:

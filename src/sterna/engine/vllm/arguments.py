@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import re
 from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -82,6 +83,9 @@ RANK_OPTIONS = _names(
 )
 """Options about the ranks of an instance that vLLM checks against each other or against devices."""
 
+_NO_MODEL = re.compile(r"-.*|true|false|\d+", re.IGNORECASE)
+"""What no model is called, and may be the second value of an option that takes one."""
+
 UNKNOWN_OPTIONS = "unrecognized arguments: "
 """Beginning of argparse's message about unknown options."""
 
@@ -103,7 +107,7 @@ class ServeParser(FlexibleArgumentParser):
     ) -> tuple[argparse.Namespace, list[str]]:
         """See ArgumentParser."""
         known, unknown = super().parse_known_args(args, namespace)
-        if self.takes_model_behind and len(unknown) == 1 and not unknown[0].startswith("-"):
+        if self.takes_model_behind and len(unknown) == 1 and not _NO_MODEL.fullmatch(unknown[0]):
             known.model_tag = unknown.pop()
         return known, unknown
 
@@ -154,7 +158,7 @@ def parse_serve(
     default_model: str,
 ) -> argparse.Namespace:
     """Return the options in `serve [MODEL] ...`; a file named by --config gives more of them. The
-    model may also stand behind options.
+    model may also stand behind options, but for one that takes several values.
 
     Args:
         default_model: served where neither the command line nor the file names a model.
@@ -175,9 +179,25 @@ def parse_serve(
         parser.takes_model_behind = model is None
         model = model or model_in_file or default_model
         args: argparse.Namespace = parser.parse_args([arguments[0], model, *in_file, *options])
+        if parser.takes_model_behind and args.model_tag == model and model == default_model:
+            _check_last_word(serve_parser, args, options)
     except (ValueError, TypeError, argparse.ArgumentTypeError) as error:
         raise ConfigurationError(str(error)) from error
     return args
+
+
+def _check_last_word(
+    serve_parser: argparse.ArgumentParser, args: argparse.Namespace, options: list[str]
+) -> None:
+    """Refuse a last word that an option with several values has taken: it may be the model."""
+    for action in serve_parser._actions:
+        values = getattr(args, action.dest, None)
+        is_list = action.nargs in ("+", "*") and isinstance(values, list) and len(values) > 1
+        if is_list and not options[-1].startswith("-") and options[-1] == values[-1]:
+            raise ConfigurationError(
+                f"{action.option_strings[0]} takes {options[-1]} as well: name the model before "
+                "it, or by --model"
+            )
 
 
 def _without_config(options: list[str]) -> tuple[list[str], str | None]:

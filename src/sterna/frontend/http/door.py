@@ -1,11 +1,12 @@
 """The front door: the chain of ASGI applications that a request passes before vLLM's routes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 
 from fastapi import FastAPI
 from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -88,11 +89,11 @@ class EndOfChecks:
         await Response(status_code=HTTPStatus.NO_CONTENT)(scope, receive, send)
 
 
-class TellContent:
-    """Tells what vLLM's code says of a stream that is kept (`AnsweredStream.on_content`).
+class StreamMarks:
+    """Puts the marks of a stream that is kept between its events (`AnsweredStream.carry_marks`).
 
-    It is the innermost, since some middlewares, as Starlette's `BaseHTTPMiddleware`, hand a part of
-    an answer on when vLLM's code has gone on already.
+    It is the innermost: middlewares of the operator may change the number of events, and
+    Starlette's `BaseHTTPMiddleware` hands a part of an answer on when vLLM's code has gone on.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -104,14 +105,14 @@ class TellContent:
         if stream is None or scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        on_content = stream.on_content
+        taken = stream.carry_marks()
 
-        async def telling(message: Message) -> None:
-            if message["type"] == "http.response.body":
-                on_content(message.get("body", b""))
-            await send(message)
+        def send_marked(message: Message) -> Awaitable[None]:
+            if message["type"] == "http.response.body" and (marks := taken()):
+                message = {**message, "body": marks + message.get("body", b"")}
+            return send(message)
 
-        await self._app(scope, receive, telling)
+        await self._app(scope, receive, send_marked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +157,7 @@ def build_door(
         TierMiddleware       400 for unknown tiers; finds the class, writes it into answers
         OverloadMiddleware   429 if the queue has no room for the class
         ServerTiming         unless turned off: the header of that name
-        TellContent          with resumable streams: counts the events that vLLM says
+        StreamMarks          with resumable streams and middlewares that need it
           vLLM's routes
 
     Args:
@@ -168,6 +169,10 @@ def build_door(
     """
     callers = Callers(keys, root_path)
     log = FullLog()
+    needs_marks = has_operators_middleware or any(
+        isinstance(each.cls, type) and issubclass(each.cls, BaseHTTPMiddleware)
+        for each in app.user_middleware
+    )
     outer, inner = _around(vllms_check if keys.are_needed else None, app.user_middleware)
     app.user_middleware = [
         *outer,
@@ -178,7 +183,7 @@ def build_door(
         Middleware(TierMiddleware, classes=classes),
         Middleware(OverloadMiddleware, limit=queue, classes=classes, log=log),
         *([] if timing_of is None else [Middleware(ServerTiming, timing_of=timing_of)]),
-        *([] if keep_streams is None else [Middleware(TellContent)]),
+        *([Middleware(StreamMarks)] if keep_streams is not None and needs_marks else []),
     ]
     # vLLM has built the stack already, for the standards of hosting services (SageMaker).
     app.middleware_stack = app.build_middleware_stack()

@@ -62,13 +62,14 @@ class AnsweredStream:
     Attributes:
         is_taken_over: the request was let in before, by another front end.
         on_let_in: called when the request is let in.
-        on_content: called with each part of the answer's body as vLLM's code says it.
+        carry_marks: called where middlewares may change the answer, or hand its parts on late;
+            returns what stands in front of its next part, for those outside of them.
     """
 
     stream_id: str
     is_taken_over: bool
     on_let_in: Callable[[], None]
-    on_content: Callable[[bytes], None] = lambda _: None
+    carry_marks: Callable[[], Callable[[], bytes]] = lambda: lambda: b""
 
 
 def _nothing_to_keep() -> Callable[[], None]:

@@ -105,8 +105,8 @@ HELD = Metric(
 FRAGMENTATION = Metric(
     "sterna_fragmentation_ratio",
     Kind.GAUGE,
-    "Free memory that requests at the heads of queues could have if it were in one piece, over all "
-    "memory (the paper's Section 6.3).",
+    "Free memory that requests at the heads of queues, the scheduler's too, could have if it were "
+    "in one piece, over all memory (the paper's Section 6.3).",
 )
 
 RUNNING = Metric(

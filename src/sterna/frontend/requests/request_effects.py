@@ -20,7 +20,9 @@ class Failure(Enum):
     NO_INSTANCE = "no instance was there to serve it"
     OWNER_DIED = "its instance died and no other instance has it"
     KILLED_INSTANCES = "instances died while they served it, again and again"
-    HANDED_BACK = "its instance was to end, and it could not be moved"
+    HANDED_BACK = (
+        "it could not be moved from an instance that was to end, or its last tokens did not arrive"
+    )
     TOKENS_LOST = "some of its tokens never arrived"
     TOO_LARGE = "it is larger than what can be sent to an instance"
     UNSENT = "its instance does not take what is sent to it"

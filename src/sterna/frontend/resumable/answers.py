@@ -6,7 +6,7 @@ from collections.abc import Callable
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import Message, Receive, Scope, Send
 
-from sterna.frontend.resumable.event_log import COMMENT, EventCount, EventId, EventLog
+from sterna.frontend.resumable.event_log import COMMENT, EventId, EventLog, mark_of
 from sterna.frontend.resumable.replicas import Record
 from sterna.frontend.resumable.resume_validity import ResumeValidity, Validity
 from sterna.messages.streams import StreamHead
@@ -33,8 +33,8 @@ class Answer:
         start: the head of the answer, when it has arrived.
         is_stream: whether the answer is one of events; an error is not.
         plain: the messages after the head, if the answer is no stream.
-        said: the events that vLLM's code has said. Middlewares of the operator may still have some
-            of them, which the log gets later.
+        marks: those that stand in front of the next part of its body; None where events reach the
+            log before vLLM's code goes on.
         is_over: no further message will come.
         has_broken_off: by an error of the server; what there is of it is not all.
         given_up: no client will read it.
@@ -56,7 +56,7 @@ class Answer:
         self.start: Message | None = None
         self.plain: list[Message] = []
         self.is_stream = False
-        self.said = EventCount()
+        self.marks: list[bytes] | None = None
         self.is_body_read = False
         self.is_over = self.has_broken_off = False
         self.given_up = asyncio.Event()
@@ -66,6 +66,31 @@ class Answer:
         """Wake all followers."""
         self.news.set()
         self.news = asyncio.Event()
+
+    def carry_marks(self) -> Callable[[], bytes]:
+        """See `AnsweredStream`."""
+        marks = self.marks = []
+
+        def taken() -> bytes:
+            found = b"".join(marks)
+            marks.clear()
+            return found
+
+        return taken
+
+    def on_caught_up(self, num_groups: int) -> None:
+        """The events of the first `num_groups` of its record have been said."""
+        if self.marks is None:
+            self.resume_validity.on_replayed(num_groups, len(self.log.events))
+            self.notify()
+        else:
+            self.marks.append(mark_of(num_groups))
+
+    def on_content(self) -> None:
+        """The log has grown."""
+        for num_groups, num_events in self.log.marks:
+            self.resume_validity.on_replayed(num_groups, num_events)
+        self.log.marks.clear()
 
     async def validity(self, last: EventId) -> Validity:
         """Return whether a client with the events up to this one may resume the stream; waits until

@@ -18,6 +18,9 @@ SEPARATOR = b"\n\n"
 COMMENT = b": keep-alive" + SEPARATOR
 """A comment, which clients ignore."""
 
+MARK = b": replayed "
+"""Begins a comment that no client gets: behind it follows a number of groups (`mark_of`)."""
+
 _ID = re.compile(rb"id: (\S+)\n")
 _PARTS = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,9}))?")
 
@@ -46,31 +49,17 @@ def event_id_of(text: str) -> EventId | None:
     return EventId(int(parts[1]), None if parts[2] is None else FrontendId(int(parts[2])))
 
 
+def mark_of(num_groups: int) -> bytes:
+    """Return the comment that stands in a stream behind the events of this many groups."""
+    return MARK + str(num_groups).encode() + SEPARATOR
+
+
 def last_id(events: bytes) -> str | None:
     """Return the id of the last of these events of a log; None without one."""
     for event in reversed(events.split(SEPARATOR)):
         if (found := _ID.match(event)) is not None:
             return found[1].decode()
     return None
-
-
-@dataclass(slots=True)
-class EventCount:
-    """Counts the events of a stream as vLLM's code says them.
-
-    Attributes:
-        num_events: those that a log keeps, so no comments.
-    """
-
-    num_events: int = 0
-    _rest: bytes = b""
-
-    def feed(self, content: bytes) -> None:
-        """Count the events that end in the next output of the server."""
-        *complete, self._rest = (self._rest + content).split(SEPARATOR)
-        self.num_events += sum(
-            not each.startswith(b":") and each.strip() != b"" for each in complete
-        )
 
 
 @dataclass(slots=True, eq=False)
@@ -84,6 +73,7 @@ class EventLog:
         num_bytes: size of the events.
         num_comments: number of comments among the events. They show only that the server lives, and
             are not kept.
+        marks: number of groups and number of events of each mark so far (`mark_of`).
         num_followers: number of clients that read it.
         is_finished: no event will follow.
         left_s: time when the last follower left, or when the stream was finished, whichever was
@@ -95,6 +85,7 @@ class EventLog:
     events: list[bytes] = field(default_factory=list)
     num_bytes: int = 0
     num_comments: int = 0
+    marks: list[tuple[int, int]] = field(default_factory=list)
     num_followers: int = 0
     is_finished: bool = False
     left_s: float | None = None
@@ -105,7 +96,9 @@ class EventLog:
         before = self.num_bytes
         *complete, self._rest = (self._rest + content).split(SEPARATOR)
         for event in complete:
-            if event.startswith(b":"):
+            if event.startswith(MARK):
+                self.marks.append((int(event.removeprefix(MARK)), len(self.events)))
+            elif event.startswith(b":"):
                 self.num_comments += 1
             elif event.strip():
                 own_id = EventId(len(self.events) + 1, self.sender)

@@ -190,7 +190,7 @@ class ResumableStreams:
         answer.has_replica = self._exchange is not None and caller().route.is_replicated
         answer.on_begun = current().keep_body()
         on_let_in = partial(self._on_let_in, answer, named, body)
-        stream = AnsweredStream(request_id, False, on_let_in, answer.said.feed)
+        stream = AnsweredStream(request_id, False, on_let_in, answer.carry_marks)
         context = replace(current(), stream=stream)
         answer.task = asyncio.create_task(self._generate(answer, named, body, context))
         async with self._following(answer, receive) as gone:
@@ -217,6 +217,7 @@ class ResumableStreams:
                 content = dated(message.get("body", b""), answer.created_s)
                 for other in self._logs.feed(answer.request_id, content):
                     self._give_up(other)
+                answer.on_content()
             answer.notify()
 
         has_broken_off = False
@@ -353,8 +354,7 @@ class ResumableStreams:
         """See `KeptStreams`."""
         answer = self._answers.get(stream_id)
         if answer is not None:
-            answer.resume_validity.on_replayed(num_groups, answer.said.num_events)
-            answer.notify()
+            answer.on_caught_up(num_groups)
 
     def _go_on(self, answer: Answer, record: Record) -> None:
         answer.record = None
@@ -368,7 +368,7 @@ class ResumableStreams:
             self._end_turn(answer)
             return
         # It was let in before, and has a replica.
-        stream = AnsweredStream(answer.request_id, True, _nothing, answer.said.feed)
+        stream = AnsweredStream(answer.request_id, True, _nothing, answer.carry_marks)
         context = RequestContext(stream=stream)
         await self._generate(answer, scope_of(record.head), record.body, context)
 
@@ -456,7 +456,8 @@ def _unknown() -> JSONResponse:
 def _stuck() -> JSONResponse:
     text = (
         f"{MAX_DEATHS} front ends have died with this stream, one after the other, and those that "
-        "had taken it over brought nothing new of it: it is not tried again"
+        "had taken it over brought nothing new of it: it is not tried again; its request, or that "
+        "of a stream beside it, may be what ends them"
     )
     return error_response(HTTPStatus.INTERNAL_SERVER_ERROR, text)
 

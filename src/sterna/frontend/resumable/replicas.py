@@ -45,7 +45,8 @@ class Payloads(Protocol):
 
 MAX_DEATHS = 3
 """Number of front ends that may die with a stream, one after the other, if those that take it over
-bring nothing new of it. Which of its streams has ended one is not known; most others get further.
+bring nothing new of it. Which of its streams has ended a front end is not known: if all die before
+any stream gets further, all of them are refused.
 """
 
 
@@ -77,7 +78,10 @@ class Record:
         """Whether front ends have taken the stream over, one after the other, and died without
         another output of it: it may be what ends them."""
         last = [num_groups for _, num_groups in self.takeovers[-MAX_DEATHS:]]
-        return not self.is_over and len(last) == MAX_DEATHS and len(set(last)) == 1
+        has_all = bool(self.groups) and all(self.has_ended(each.slot) for each in self.groups)
+        # What has ended is only read.
+        can_end_one = not (self.is_over or has_all)
+        return can_end_one and len(last) == MAX_DEATHS and len(set(last)) == 1
 
     def extend(self, group: Group, payload: bytes) -> int:
         """Add an output; returns by how many bytes the record has grown."""

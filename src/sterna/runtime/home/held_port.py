@@ -7,6 +7,7 @@ them: requests and operators' orders would go to either.
 
 import logging
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -33,12 +34,13 @@ def holding_port(host: str | None, port: int, parent: Path | None = None) -> Ite
     with ExitStack() as held:
         try:
             folder = users_folder("ports", parent)
-            # Ports are those of a network namespace.
-            name = f"{os.stat('/proc/self/ns/net').st_ino}-{port}"
+            # Ports are those of a network namespace; the folder may be several machines'.
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+            name = f"{boot}-{os.stat('/proc/self/ns/net').st_ino}-{port}"
             # One that listens everywhere has the first file alone.
             locks = [lock_file(folder / name, is_shared=host not in EVERYWHERE)]
             if host not in EVERYWHERE:
-                locks.append(lock_file(folder / f"{name}-{str(host).replace('/', '_')}"))
+                locks.append(lock_file(folder / f"{name}-{_address(str(host))}"))
         except OSError as error:
             logger.warning("port is not held error=%s", error)
             locks = []
@@ -51,3 +53,13 @@ def holding_port(host: str | None, port: int, parent: Path | None = None) -> Ite
                 "there; choose another --port"
             )
         yield
+
+
+def _address(host: str) -> str:
+    """The address of a host, which may have several names."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        # To listen there will fail.
+        return host.replace("/", "_")
+    return str(found[0][4][0])

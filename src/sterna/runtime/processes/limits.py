@@ -118,23 +118,25 @@ class MemoryFiles(NamedTuple):
     Attributes:
         limit: with the memory that it may have.
         used: with the memory that it has, the contents of files that it has read included.
-        cached: the line of `memory.stat` beside it with the part that is given up when there is no
-            other.
+        cached: the lines of `memory.stat` beside it with these contents, which are given up when
+            there is no other memory. Files in memory (`/dev/shm`) are not among them.
     """
 
     limit: str
     used: str
-    cached: str
+    cached: tuple[str, ...]
 
 
 MEMORY_FILES = (
     MemoryFiles(
-        "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", cached="inactive_file"
+        "/sys/fs/cgroup/memory.max",
+        "/sys/fs/cgroup/memory.current",
+        cached=("inactive_file", "active_file"),
     ),
     MemoryFiles(
         "/sys/fs/cgroup/memory/memory.limit_in_bytes",
         "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-        cached="total_inactive_file",
+        cached=("total_inactive_file", "total_active_file"),
     ),
 )
 
@@ -159,4 +161,4 @@ def _cached_bytes(files: MemoryFiles) -> int:
     except OSError:
         return 0
     values = dict(line.split(maxsplit=1) for line in lines if " " in line)
-    return int(values.get(files.cached, 0))
+    return sum(int(values.get(name, 0)) for name in files.cached)

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+from collections import defaultdict
 from typing import Protocol
 
 import torch
@@ -36,6 +37,9 @@ class Copier(Protocol):
         fence: "torch.cuda.Event | None",
     ) -> None:
         """Splits the buffer into the tile's pages, which are in place on return."""
+
+    def close(self) -> None:
+        """Leaves what the copier has to the next one."""
 
 
 def make_copier(cache: KvCache, num_bytes: int) -> Copier:
@@ -72,6 +76,16 @@ class CpuCopier:
     ) -> None:
         self._cache.scatter(tile, block_ids, buffer)
 
+    def close(self) -> None:
+        pass
+
+
+_Kit = tuple["torch.cuda.Stream", torch.Tensor]
+
+_KITS: defaultdict[tuple[torch.device, int], list[_Kit]] = defaultdict(list)
+"""Streams and memory of copiers that have ended, by the device and the number of bytes. PyTorch
+keeps freed memory for the stream that used it: with streams in turn, each would get some."""
+
 
 class CudaCopier:
     """Copies between device and host, "in another CUDA stream to avoid blocking the inference
@@ -84,11 +98,15 @@ class CudaCopier:
 
     def __init__(self, cache: KvCache, num_bytes: int) -> None:
         self._cache = cache
-        # PyTorch hands out 32 streams of each priority in turn, then the same ones again. The
-        # engine's own has normal priority; this one has another, so that the two never coincide.
-        self._stream = torch.cuda.Stream(cache.device, priority=-1)
-        with torch.cuda.stream(self._stream):
-            self._fused = torch.empty(num_bytes, dtype=torch.uint8, device=cache.device)
+        self._kits = _KITS[cache.device, num_bytes]
+        try:
+            self._stream, self._fused = self._kits.pop()
+        except IndexError:
+            # PyTorch hands out 32 streams of each priority in turn, then the same ones again. The
+            # engine's own has normal priority; this one has another: the two never coincide.
+            self._stream = torch.cuda.Stream(cache.device, priority=-1)
+            with torch.cuda.stream(self._stream):
+                self._fused = torch.empty(num_bytes, dtype=torch.uint8, device=cache.device)
 
     def gather(
         self,
@@ -121,6 +139,9 @@ class CudaCopier:
             self._fused[: buffer.numel()].copy_(buffer, non_blocking=True)
             self._cache.scatter(tile, ids, self._fused)
         self._stream.synchronize()
+
+    def close(self) -> None:
+        self._kits.append((self._stream, self._fused))
 
 
 def make_buffer(num_bytes: int, device: torch.device) -> torch.Tensor:

@@ -87,6 +87,9 @@ class Wire(Protocol):
             TransportError: the source did not send what this wire needs.
         """
 
+    def prepare(self) -> None:
+        """Makes what the next connection needs, if it is not there: that may take long."""
+
     def close(self) -> None:
         """Releases the wire's resources."""
 
@@ -133,6 +136,7 @@ class Spares(Generic[_T]):
 
     def __init__(self, make: Callable[[], _T], num_spares: int) -> None:
         self._make = make
+        self._num_spares = num_spares
         self._lock = threading.Lock()
         self._spares = [make() for _ in range(num_spares)]
 
@@ -142,8 +146,15 @@ class Spares(Generic[_T]):
                 return self._spares.pop()
         return self._make()
 
-    def take_all(self) -> list[_T]:
-        """All objects that were not taken."""
+    def refill(self) -> None:
+        """Make as many as there were at first; no effect after `take_all`."""
         with self._lock:
+            while len(self._spares) < self._num_spares:
+                self._spares.append(self._make())
+
+    def take_all(self) -> list[_T]:
+        """All objects that were not taken; none is made beforehand any longer."""
+        with self._lock:
+            self._num_spares = 0
             spares, self._spares = self._spares, []
         return spares

@@ -62,6 +62,9 @@ class GlooWire:
         pair = _Pair(_DESTINATION, self._gloo_device, self._timeout)
         return _Receiver(self._buffers.take(), pair)
 
+    def prepare(self) -> None:
+        self._buffers.refill()
+
     def close(self) -> None:
         self._buffers.take_all()
 

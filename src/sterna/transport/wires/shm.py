@@ -56,6 +56,9 @@ class ShmWire:
         ring = _Ring.map(fd, hello.num_slots, self._slot_bytes, self._device)
         return _Receiver(ring)
 
+    def prepare(self) -> None:
+        self._rings.refill()
+
     def close(self) -> None:
         for ring in self._rings.take_all():
             ring.close()

@@ -30,6 +30,9 @@ class TcpWire:
     def receiver(self, stream: FrameStream, hello: Hello) -> "_Receiver":
         return _Receiver(self._buffers.take())
 
+    def prepare(self) -> None:
+        self._buffers.refill()
+
     def close(self) -> None:
         self._buffers.take_all()
 
