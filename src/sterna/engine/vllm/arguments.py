@@ -192,8 +192,9 @@ def _check_last_word(
     """Refuse a last word that an option with several values has taken: it may be the model."""
     for action in serve_parser._actions:
         values = getattr(args, action.dest, None)
-        is_list = action.nargs in ("+", "*") and isinstance(values, list) and len(values) > 1
-        if is_list and not options[-1].startswith("-") and options[-1] == values[-1]:
+        if action.nargs not in ("+", "*") or not isinstance(values, list) or len(values) < 2:
+            continue
+        if not options[-1].startswith("-") and options[-1] == values[-1]:
             raise ConfigurationError(
                 f"{action.option_strings[0]} takes {options[-1]} as well: name the model before "
                 "it, or by --model"
