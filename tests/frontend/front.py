@@ -25,7 +25,9 @@ ABORT = FrontendConfig(on_instance_failure=OnInstanceFailure.ABORT, owner_timeou
 
 def ask(request_id: RequestId, num_tokens: int = 0) -> DispatchRequest:
     return DispatchRequest(
-        ME, request_id, 64 + num_tokens, 0.0, NORMAL, NORMAL, prompt_tokens=60 + num_tokens
+        *(ME, request_id, 64 + num_tokens, 0.0, NORMAL, NORMAL),
+        prompt_tokens=60 + num_tokens,
+        has_begun=num_tokens > 0,
     )
 
 

@@ -157,6 +157,29 @@ def test_an_urgent_request_keeps_an_instance_free_at_once() -> None:
     assert places(core.on_load(report(full("i0", 320), sequence=3), 2.0)) == [("small", "i0")]
 
 
+def test_a_stream_that_was_lost_with_its_instance_goes_before_new_requests() -> None:
+    """Its client waits in the middle of an answer."""
+    core = scheduler(full("i0"), policy=RESERVING)
+    core.on_request(ask("small", 160), 0.0)
+    lost = structs.replace(ask("lost", 480), has_begun=True)
+    core.on_request(lost, 1.0)
+    assert freed(core, full("i0", 320), 1.5) == []
+    later = report(full("i0", 480), sequence=3)
+    assert places(core.on_load(later, 2.0)) == [("lost", "i0")]
+
+
+def test_what_has_waited_at_a_scheduler_that_died_has_waited() -> None:
+    core = scheduler(full("i0"), policy=RESERVING)
+    core.on_request(ask("early", 160), 100.0)
+    core.on_request(structs.replace(ask("large", 4_000), waited_s=9.0), 100.0)
+    assert freed(core, full("i0", 160), 100.5) == [("early", "i0")]
+    core.on_request(ask("late", 160), 101.0)
+    # It has waited for ten seconds.
+    assert places(core.on_load(report(full("i0", 320), sequence=3), 101.0)) == []
+    later = report(full("i0", 4_320), sequence=4)
+    assert places(core.on_load(later, 102.0)) == [("large", "i0"), ("late", "i0")]
+
+
 def test_no_request_moves_to_where_memory_is_kept_free() -> None:
     """Except from an instance that is emptied."""
     policy = replace(LLUMNIX, binds_late=True, reserves_after_s=10.0)

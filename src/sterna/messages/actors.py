@@ -41,6 +41,8 @@ class DispatchRequest(msgspec.Struct, frozen=True, tag=True):
             instances report their prefix caches.
         has_adapter: whether it has a LoRA adapter: its prefix is not copied, since the other
             instance may have other files under the adapter's path.
+        has_begun: whether its client has tokens of it: it goes before those of its class.
+        waited_s: for how long it has waited already, at a scheduler that died.
     """
 
     frontend_id: FrontendId
@@ -53,6 +55,8 @@ class DispatchRequest(msgspec.Struct, frozen=True, tag=True):
     prompt_tokens: int = 0
     block_hashes: bytes = b""
     has_adapter: bool = False
+    has_begun: bool = False
+    waited_s: float = 0.0
 
 
 class Dispatched(msgspec.Struct, frozen=True, tag=True):

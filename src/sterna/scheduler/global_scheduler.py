@@ -216,8 +216,10 @@ class GlobalScheduler:
         self._hold(request, new, now_s)
         return self._dispatch_held(now_s, asked={request.request_id: new})
 
-    def _hold(self, request: DispatchRequest, new: NewRequest, now_s: float) -> None:
-        self._held.put(request, now_s, max(new.cached.values(), default=0))
+    def _hold(
+        self, request: DispatchRequest, new: NewRequest, now_s: float, since_s: float | None = None
+    ) -> None:
+        self._held.put(request, now_s, max(new.cached.values(), default=0), since_s)
 
     def on_cancel(self, request_id: RequestId, now_s: float) -> list[Effect]:
         """A front end no longer needs an instance for the request, or never sent it there."""
@@ -296,7 +298,7 @@ class GlobalScheduler:
             request_id = awaited.request.request_id
             if awaited.instance_id == gone:
                 self._copies.take(request_id)
-                self._hold(awaited.request, awaited.new, now_s)
+                self._hold(awaited.request, awaited.new, now_s, awaited.held_since_s)
             else:
                 effects += self.on_prefix_done(request_id, now_s)
         return [*effects, *(self._dispatch_held(now_s, [gone]) if self._held else [])]
@@ -390,7 +392,7 @@ class GlobalScheduler:
         if after_s is None or first_since_s is None or not self._waits_for_memory:
             return None
         line = list(self._held.in_line())
-        if not self._is_urgent(line[0]) and now_s < first_since_s + after_s:
+        if not self._goes_first(line[0]) and now_s < first_since_s + after_s:
             return None
         room = self._room()
         for request in line:
@@ -419,7 +421,7 @@ class GlobalScheduler:
                 held_s=now_s - since_s,
             )
         self._copies.on_dispatched(request, instance_id, now_s)
-        copy = self._copies.copy_first(request, new, choice.chosen, reason, now_s)
+        copy = self._copies.copy_first(request, new, choice.chosen, reason, since_s, now_s)
         if copy is None:
             return self._send(request, new, instance_id, reason, now_s)
         # It counts on its own instance meanwhile.
@@ -446,7 +448,7 @@ class GlobalScheduler:
         rate = policy.ageing_tokens_per_s
         if not policy.awaits_prefix or not rate or policy.own is not None:
             return False
-        if self._is_urgent(request):
+        if self._goes_first(request):
             return False
         elsewhere = prefix_to_wait_for(new, choice.chosen, policy.dispatch)
         if elsewhere is None or choice.by_headroom:
@@ -505,10 +507,13 @@ class GlobalScheduler:
         if after_s is None:
             return False
         since_s = self._held.since_s(request.request_id)
-        return self._is_urgent(request) or now_s >= since_s + after_s
+        return self._goes_first(request) or now_s >= since_s + after_s
 
-    def _is_urgent(self, request: DispatchRequest) -> bool:
-        return self._policy.counts_as(request.scheduling_priority) > NORMAL
+    def _goes_first(self, request: DispatchRequest) -> bool:
+        """Whether memory is kept free for the request at once: its class is above normal, or its
+        client waits in the middle of an answer."""
+        is_urgent = self._policy.counts_as(request.scheduling_priority) > NORMAL
+        return is_urgent or request.has_begun
 
     def _send(
         self,

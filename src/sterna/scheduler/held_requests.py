@@ -10,8 +10,9 @@ from sterna.messages.actors import DispatchRequest
 from sterna.scheduler.prefix_waits import PrefixWaits
 from sterna.types import InstanceId, RequestId
 
-_Place = tuple[int, float, float, int, DispatchRequest]
-"""What the line is sorted by. The fourth number is unique, so that requests are never compared."""
+_Place = tuple[int, bool, float, float, int, DispatchRequest]
+"""What the line is sorted by. The number before the request is unique, so that requests are never
+compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,21 +24,27 @@ class _Waiting:
     def request(self) -> DispatchRequest:
         return self.place[-1]
 
+    @property
+    def number(self) -> int:
+        return self.place[-2]
+
 
 class HeldRequests:
     """A line by scheduling priority, the highest first, then first come, first served (Section
     4.4.3); with late binding the smallest demand before the first, or the smallest part of it that
-    no prefix cache has (`PolicyConfig.holds_by_uncached`). Those that wait for their prefix are out
-    of the line meanwhile.
+    no prefix cache has (`PolicyConfig.holds_by_uncached`). Those whose clients have tokens already
+    go before the others of their priority. Those that wait for their prefix are out of the line
+    meanwhile.
 
     As all age at the same rate, their order does not change while they wait.
     """
 
     def __init__(self, policy: PolicyConfig) -> None:
         self._policy = policy
-        # In the order in which they began to wait.
+        # In the order in which they came.
         self._waiting: dict[RequestId, _Waiting] = {}
         self._line: list[_Place] = []
+        self._sinces_s: list[float] = []
         self._demands_tokens: list[int] = []
         self._num_put = 0
         self._total_tokens = 0
@@ -50,7 +57,7 @@ class HeldRequests:
         return request_id in self._waiting
 
     def __iter__(self) -> Iterator[DispatchRequest]:
-        """All of them, from the one on that began to wait first."""
+        """All of them, in the order in which they came."""
         return (each.request for each in self._waiting.values())
 
     @property
@@ -82,8 +89,7 @@ class HeldRequests:
     @property
     def first_since_s(self) -> float | None:
         """When the one in line that has waited longest began to; None without any."""
-        in_line = (each for name, each in self._waiting.items() if name not in self._prefix_waits)
-        return next((each.since_s for each in in_line), None)
+        return self._sinces_s[0] if self._sinces_s else None
 
     @property
     def first_prefix_limit_s(self) -> float:
@@ -104,19 +110,28 @@ class HeldRequests:
         """When this request, which waits, began to."""
         return self._waiting[request_id].since_s
 
-    def put(self, request: DispatchRequest, now_s: float, cached_tokens: int = 0) -> None:
+    def put(
+        self,
+        request: DispatchRequest,
+        now_s: float,
+        cached_tokens: int = 0,
+        since_s: float | None = None,
+    ) -> None:
         """Put the request in line; one that waits already keeps its time, and has these values
         from now on.
 
         Args:
             cached_tokens: the most of its prompt that a prefix cache has.
+            since_s: when it began to wait; None: now, or before, at a scheduler that died.
         """
         known = self._waiting.get(request.request_id)
         if known is None:
-            since_s, number = now_s, self._num_put
+            if since_s is None:
+                since_s = now_s - request.waited_s
+            number = self._num_put
             self._num_put += 1
         else:
-            since_s, number = known.since_s, known.place[3]
+            since_s, number = known.since_s, known.number
             self._leave(known)
         size_tokens = 0.0
         if self._policy.binds_late:
@@ -124,7 +139,8 @@ class HeldRequests:
         if self._policy.holds_by_uncached:
             size_tokens -= cached_tokens
         priority = self._policy.counts_as(request.scheduling_priority)
-        place = (-priority, size_tokens, request.arrival_s, number, request)
+        is_new = not request.has_begun
+        place = (-priority, is_new, size_tokens, request.arrival_s, number, request)
         waiting = self._waiting[request.request_id] = _Waiting(place, since_s)
         self._enter(waiting)
 
@@ -161,6 +177,7 @@ class HeldRequests:
     def _enter(self, waiting: _Waiting) -> None:
         insort(self._line, waiting.place)
         insort(self._demands_tokens, waiting.request.demand_tokens)
+        insort(self._sinces_s, waiting.since_s)
         self._total_tokens += waiting.request.demand_tokens
 
     def _leave(self, waiting: _Waiting) -> None:
@@ -170,3 +187,4 @@ class HeldRequests:
         del self._line[bisect_left(self._line, waiting.place)]
         self._total_tokens -= waiting.request.demand_tokens
         del self._demands_tokens[bisect_left(self._demands_tokens, waiting.request.demand_tokens)]
+        del self._sinces_s[bisect_left(self._sinces_s, waiting.since_s)]

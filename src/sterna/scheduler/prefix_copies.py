@@ -52,12 +52,18 @@ class CopyPrefix:
 
 @dataclass(frozen=True, slots=True)
 class AwaitedCopy:
-    """A request that waits for its prefix, and is to be sent to this instance."""
+    """A request that waits for its prefix, and is to be sent to this instance.
+
+    Attributes:
+        held_since_s: when it began to wait for an instance.
+        since_s: when its prefix began to be copied.
+    """
 
     request: DispatchRequest
     new: NewRequest
     instance_id: InstanceId
     source: InstanceId
+    held_since_s: float
     since_s: float
     reason: DispatchReason | None
 
@@ -154,6 +160,7 @@ class PrefixCopies:
         new: NewRequest,
         chosen: Candidate,
         reason: DispatchReason | None,
+        held_since_s: float,
         now_s: float,
     ) -> CopyPrefix | None:
         """Have the part of the prefix copied that only another instance has, if it is worth it: the
@@ -165,7 +172,7 @@ class PrefixCopies:
         if source is None or not self._knowledge.can_copy(source, instance_id):
             return None
         self._awaited[request.request_id] = AwaitedCopy(
-            request, new, instance_id, source, now_s, reason
+            request, new, instance_id, source, held_since_s, now_s, reason
         )
         return CopyPrefix(request, source, instance_id, new.cached_tokens(instance_id))
 

@@ -75,3 +75,13 @@ def test_tokens_that_come_after_the_trial_clear_it_as_well() -> None:
     # R2 is the one on trial, and R1 is above suspicion.
     again, guilty = attempts.on_death([attempt(R1, 2), attempt(R2, 2)])
     assert ([each.ask.request_id for each in again], guilty) == ([attempt(R1, 3)], [R2])
+
+
+def test_the_memory_that_a_request_needs_to_go_on_is_that_of_its_length() -> None:
+    """With a sliding window of 4,096 tokens it does not grow."""
+    attempts = Attempts(10.0, lambda num_tokens: min(num_tokens, 4_096) + 16)
+    ask = DispatchRequest(FrontendId(7), R1, 4_016, 0.0, NORMAL, NORMAL, prompt_tokens=4_000)
+    attempts.open(ask, b"", (1,) * 28_000)
+    (again,) = attempts.on_death([R1])[0]
+    assert (again.ask.prompt_tokens, again.ask.demand_tokens) == (32_000, 4_112)
+    assert again.ask.has_begun

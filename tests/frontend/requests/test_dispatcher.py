@@ -50,8 +50,8 @@ def dispatcher(*instances: InstanceId, scheduler: str | None = "scheduler") -> D
     return result
 
 
-def ask(request_id: RequestId) -> DispatchRequest:
-    return DispatchRequest(ME, request_id, 64, 0.0, NORMAL, NORMAL)
+def ask(request_id: RequestId, waited_s: float = 0.0) -> DispatchRequest:
+    return DispatchRequest(ME, request_id, 64, 0.0, NORMAL, NORMAL, waited_s=waited_s)
 
 
 def add(request_id: RequestId, instance_id: InstanceId, dispatch_number: int = 0) -> ToInstance:
@@ -135,8 +135,9 @@ def test_any_answer_shows_that_the_scheduler_holds_the_others_still():
 
 def test_another_scheduler_is_asked_for_what_waited_at_the_first():
     under_test = waiting(I0)
-    asked = under_test.on_membership(membership(2, I0, scheduler="successor"), 10.4)
-    assert asked == [ToScheduler(ask(R1))]
+    (asked,) = under_test.on_membership(membership(2, I0, scheduler="successor"), 10.4)
+    # It has waited since 10.0.
+    assert asked == ToScheduler(ask(R1, waited_s=pytest.approx(0.4)))
     assert under_test.on_time(10.8) == []
     assert under_test.on_time(10.9) == [ToScheduler(CancelDispatch(R1)), add(R1, I0)]
 
@@ -200,7 +201,7 @@ def test_another_scheduler_is_asked_for_what_its_predecessor_left_open():
     under_test = dispatcher(I0)
     request(under_test, R1)
     assert under_test.on_membership(membership(2, I0, scheduler="other"), 0.1) == [
-        ToScheduler(ask(R1))
+        ToScheduler(ask(R1, waited_s=0.1))
     ]
 
 

@@ -24,7 +24,7 @@ front ends are not known here: a suspect that seems to be the only one may not b
 
 from array import array
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from msgspec import structs
@@ -58,6 +58,30 @@ class Attempt:
     output_token_ids: tuple[int, ...]
 
 
+DemandOf = Callable[[int], int]
+"""Memory that an instance needs to admit a request of this many tokens, in tokens of whole blocks.
+"""
+
+
+def going_on(ask: DispatchRequest, num_tokens: int, demand_of: DemandOf | None) -> DispatchRequest:
+    """Return what is asked of the scheduler for a request whose client has this many tokens.
+
+    Args:
+        ask: for the request from its beginning.
+        demand_of: None: each token needs memory of its own.
+    """
+    if num_tokens == 0:
+        return ask
+    # The instance computes its tokens as it computes a prompt.
+    prompt_tokens = ask.prompt_tokens + num_tokens
+    demand_tokens = (
+        ask.demand_tokens + num_tokens if demand_of is None else demand_of(prompt_tokens)
+    )
+    return structs.replace(
+        ask, demand_tokens=demand_tokens, prompt_tokens=prompt_tokens, has_begun=True
+    )
+
+
 @dataclass(slots=True)
 class _OpenRequest:
     """An open request.
@@ -84,10 +108,12 @@ class Attempts:
 
     Args:
         trial_timeout_s: after this time the next suspect's trial begins beside the current one.
+        demand_of: see `going_on`.
     """
 
-    def __init__(self, trial_timeout_s: float) -> None:
+    def __init__(self, trial_timeout_s: float, demand_of: DemandOf | None = None) -> None:
         self._trial_timeout_s = trial_timeout_s
+        self._demand_of = demand_of
         self._open_requests: dict[RequestId, _OpenRequest] = {}
         # By attempt, except first attempts.
         self._request_ids: dict[RequestId, RequestId] = {}
@@ -228,15 +254,8 @@ class Attempts:
         request.num_attempts += 1
         request.attempt_id = attempt_id
         self._request_ids[attempt_id] = request_id
-        num_tokens = len(request.token_ids)
-        # Too small by less than a block: front ends do not know the size of blocks.
-        # The instance computes them as it computes a prompt.
-        ask = structs.replace(
-            request.ask,
-            request_id=attempt_id,
-            demand_tokens=request.ask.demand_tokens + num_tokens,
-            prompt_tokens=request.ask.prompt_tokens + num_tokens,
-        )
+        ask = going_on(request.ask, len(request.token_ids), self._demand_of)
+        ask = structs.replace(ask, request_id=attempt_id)
         return Attempt(ask, request.payload, tuple(request.token_ids))
 
 

@@ -25,11 +25,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from msgspec import structs
-
 from sterna.config import FrontendConfig, OnInstanceFailure
 from sterna.engine import payload_parts
-from sterna.frontend.requests.attempts import Attempt, Attempts
+from sterna.frontend.requests.attempts import Attempt, Attempts, DemandOf, going_on
 from sterna.frontend.requests.dispatcher import Dispatcher
 from sterna.frontend.requests.request_effects import (
     Deliver,
@@ -86,12 +84,14 @@ class FrontendCore:
         frontend_id: FrontendId,
         config: FrontendConfig,
         payloads: Payloads = payload_parts,
+        demand_of: DemandOf | None = None,
     ) -> None:
         self._payloads = payloads
+        self._demand_of = demand_of
         self._dispatcher = Dispatcher(frontend_id, config)
         self._streams = TokenStreams(config.gap_timeout_s)
         is_continued = config.on_instance_failure is OnInstanceFailure.CONTINUE
-        self._attempts = Attempts(config.trial_timeout_s) if is_continued else None
+        self._attempts = Attempts(config.trial_timeout_s, demand_of) if is_continued else None
 
     # ------------------------------------------------------------------------------ queries
 
@@ -136,12 +136,7 @@ class FrontendCore:
         if self._attempts is not None:
             self._attempts.open(ask, payload, output_token_ids)
         # Later attempts add the number of tokens themselves, so `attempts` has `ask` without it.
-        num_tokens = len(output_token_ids)
-        ask = structs.replace(
-            ask,
-            demand_tokens=ask.demand_tokens + num_tokens,
-            prompt_tokens=ask.prompt_tokens + num_tokens,
-        )
+        ask = going_on(ask, len(output_token_ids), self._demand_of)
         effects = self._dispatcher.on_request(ask, payload, now_s, output_token_ids)
         return self._resend_and_acknowledge(effects, now_s)
 

@@ -18,6 +18,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from sterna.config import FrontendConfig, OnInstanceFailure
 from sterna.frontend.requests.ownership import Ownership
 from sterna.frontend.requests.request_effects import Effect, Fail, Failure, ToInstance, ToScheduler
@@ -48,6 +50,7 @@ class _Unsent:
     payload: bytes
     output_token_ids: tuple[int, ...]
     deadline_s: float
+    asked_s: float
 
 
 class Dispatcher:
@@ -117,7 +120,7 @@ class Dispatcher:
             output_token_ids: the tokens that the client has already (`AddRequest`).
         """
         deadline_s = now_s + self._config.scheduler_timeout_s
-        request = _Unsent(ask, payload, output_token_ids, deadline_s)
+        request = _Unsent(ask, payload, output_token_ids, deadline_s, now_s)
         if self._scheduler is None or self._is_silent(now_s):
             return self._place(request, now_s)
         self._asked[ask.request_id] = request
@@ -290,7 +293,10 @@ class Dispatcher:
             self._asked[request_id] = replace(request, deadline_s=deadline_s)
         self._waiting = {}
         if self._scheduler is not None:
-            return [ToScheduler(request.ask) for request in self._asked.values()]
+            return [
+                ToScheduler(structs.replace(each.ask, waited_s=now_s - each.asked_s))
+                for each in self._asked.values()
+            ]
         asked, self._asked = self._asked, {}
         return [effect for request in asked.values() for effect in self._place(request, now_s)]
 

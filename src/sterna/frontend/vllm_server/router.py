@@ -149,7 +149,7 @@ class Router:
         self.streams: StreamExchange | None = None
         if make_exchange is not None:
             self.streams = make_exchange(self.peers.send_to_frontend, self._sockets.push_outputs)
-        self._core = FrontendCore(frontend_id, config)
+        self._core = FrontendCore(frontend_id, config, demand_of=self._memory.demand_tokens)
         self._metrics: FrontendMetrics | None = None
         self._utilities = Utilities(frontend_id, self.peers, config.utility_timeout_s)
         self._utility_calls: set[asyncio.Task[None]] = set()
