@@ -591,6 +591,24 @@ def test_the_most_loaded_one_is_paired_with_the_least_loaded_one() -> None:
     assert pairs_of(*cluster, policy=BALANCED) == {"i2": "i1", "i0": "i3"}
 
 
+def test_requests_move_for_balance_only_where_their_kv_can_be_copied() -> None:
+    """During a rolling restart with other weights all of a request would be computed again. Where
+    memory is short, that is better than a preemption."""
+    loads = {"i0": 960, "i1": 160, "i2": 1280, "i3": 320}
+    cluster = [evenly_loaded(name, tokens, tokens // 80) for name, tokens in loads.items()]
+    formats = {InstanceId(each): ("old" if each in ("i0", "i3") else "new") for each in loads}
+    candidates = [candidate(each, BALANCED) for each in cluster]
+    assert pair(candidates, BALANCED, kv_formats=formats) == {"i0": "i3", "i2": "i1"}
+    formats[InstanceId("i1")] = "newer"
+    assert pair(candidates, BALANCED, kv_formats=formats) == {"i0": "i3"}
+    short = [
+        candidate(evenly_loaded("i0", M - 16, 8), BALANCED),
+        candidate(instance("i1"), BALANCED),
+    ]
+    two = {InstanceId("i0"): "old", InstanceId("i1"): "new"}
+    assert pair(short, BALANCED, kv_formats=two) == {"i0": "i1"}
+
+
 def test_who_lacks_memory_is_paired_first_and_once() -> None:
     short = evenly_loaded("i0", M - 16, 8)
     heavy, light = evenly_loaded("i1", 1280, 16), evenly_loaded("i2", 160, 2)

@@ -7,6 +7,7 @@ the request to move (`selection`).
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 from msgspec import structs
@@ -27,7 +28,10 @@ from sterna.types import NORMAL, InstanceId, InstanceLoad
 
 
 def pair(
-    candidates: Iterable[Candidate], policy: PolicyConfig, kept_free: InstanceId | None = None
+    candidates: Iterable[Candidate],
+    policy: PolicyConfig,
+    kept_free: InstanceId | None = None,
+    kv_formats: Mapping[InstanceId, str] = MappingProxyType({}),
 ) -> dict[InstanceId, InstanceId]:
     """The destination of each source, for this round; other instances are not sources.
 
@@ -51,7 +55,8 @@ def pair(
     the freest destination that has room instead; and none gets one whose whole memory is too small.
 
     With `balance_ratio`, those that are left are paired by their loads, the most loaded one with
-    the least loaded one.
+    the least loaded one, among those with the same format of KV blocks: elsewhere all of a request
+    would be computed again, which none of these moves is worth.
 
     A class of one's own makes other pairs; but a terminating instance that has been emptied for too
     long gets a destination from here where the class names none, since its end was promised.
@@ -59,6 +64,7 @@ def pair(
     Args:
         kept_free: an instance whose memory a waiting request will have: only terminating instances
             have it as their destination.
+        kv_formats: of the instances; without any, all have the same.
 
     Raises:
         ConfigurationError: a class of one's own has made pairs that cannot be.
@@ -92,8 +98,13 @@ def pair(
                 break
     pairs |= _of_overstayed(every, pairs)
     if policy.balance_ratio is not None:
-        paired = pairs.keys() | set(pairs.values())
-        pairs |= _balanced(every, paired, policy, policy.balance_ratio, kept_free)
+        formats = sorted(set(kv_formats.values())) or [""]
+        for kv_format in formats:
+            out = pairs.keys() | set(pairs.values())
+            if len(formats) > 1:
+                ids = [each.instance_id for each in every]
+                out |= {each for each in ids if kv_formats.get(each, formats[0]) != kv_format}
+            pairs |= _balanced(every, out, policy, policy.balance_ratio, kept_free)
     return pairs
 
 

@@ -111,6 +111,7 @@ class GlobalScheduler:
         self._last_growth_steps = 0.0
         self._last_destinations: dict[InstanceId, InstanceId | None] = {}
         self._pending: frozenset[InstanceId] = frozenset()
+        self._kv_formats: Mapping[InstanceId, str] = {}
 
     @property
     def next_deadline_s(self) -> float | None:
@@ -267,6 +268,10 @@ class GlobalScheduler:
     def on_instance_withdrawn(self, instance_id: InstanceId) -> None:
         """An instance that was starting is up and warm: it takes no part until it joins again."""
         self._instances.withdraw(instance_id)
+
+    def set_kv_formats(self, kv_formats: Mapping[InstanceId, str]) -> None:
+        """These are the formats of the instances' KV blocks (`pair`)."""
+        self._kv_formats = kv_formats
 
     def set_pending(self, instance_ids: Iterable[InstanceId]) -> None:
         """Set the starting instances that wait for a place."""
@@ -530,7 +535,7 @@ class GlobalScheduler:
 
     def _pair(self, now_s: float) -> list[Effect]:
         candidates, kept_free = self.candidates, self._kept_free(now_s)
-        pairs = pair(candidates, self._policy, kept_free)
+        pairs = pair(candidates, self._policy, kept_free, self._kv_formats)
         effects: list[Effect] = []
         last = self._last_destinations
         for candidate in candidates:
