@@ -66,11 +66,20 @@ class Alert:
 ALERTS = (
     Alert(
         "SternaDown",
-        f"up{{{OUR_JOBS}}} == 0",
+        # While it starts, which may take half an hour, it has not answered yet.
+        f"up{{{OUR_JOBS}}} == 0 and max_over_time(up{{{OUR_JOBS}}}[1h]) == 1",
         "1m",
         "page",
-        "A front end does not answer.",
+        "A front end does not answer that has answered within the last hour.",
         "Look at the server's log; `sterna doctor` checks the machine.",
+    ),
+    Alert(
+        "SternaNotUp",
+        f"up{{{OUR_JOBS}}} == 0",
+        "30m",
+        "page",
+        "A front end has not answered for half an hour.",
+        "Look at the server's log: it may be starting still, or start again and again.",
     ),
     Alert(
         # A pod that is pending, or was deleted, is no target, and has no `up`.

@@ -278,6 +278,18 @@ def test_without_a_certificate_nothing_speaks_tls() -> None:
             "maxReplicaCount .1. is less than replicaCount .2.",
         ),
         ({"routerSpec": {"extraArgs": ["--ssl-certfile", "/a.pem"]}}, "routerSpec.tlsSecret"),
+        (
+            {"routerSpec": {"extraArgs": ["--shutdown_timeout=300"]}},
+            "--shutdown-timeout: the chart",
+        ),
+        (
+            {
+                "servingEngineSpec": {
+                    "modelSpec": [{**QWEN, "vllmConfig": {"extraArgs": ["--port", "9000"]}}]
+                }
+            },
+            "--port: the chart",
+        ),
     ],
 )
 def test_values_that_cannot_serve_are_refused(values: dict[str, Any], words: str) -> None:

@@ -12,6 +12,7 @@ import yaml
 
 from bench.serving.ports import free_port
 from sterna.cli.operate.admin_commands import ask
+from sterna.runtime.home.ray_environment import RECONNECT_TIMEOUT_VARIABLE
 from tests.addresses import own_address
 from tests.deploy.kubernetes_versions import KUBERNETES_VERSIONS
 from tests.serve.nodes import NODE_TIMEOUT_S, Node, spread_environment, spread_server, states
@@ -93,10 +94,14 @@ def test_workers_know_the_heads_token_and_answer_at_the_port_that_is_asked() -> 
     head, worker = container_of(HEAD), container_of(WORKERS)
     # The API and operators' commands are in the head's pod, and its keys are not for instances.
     keys = ("STERNA_API_KEY", "VLLM_API_KEY")
-    assert worker["env"] == [each for each in head["env"] if each["name"] not in keys]
+    *shared, timeout = worker["env"]
+    assert shared == [each for each in head["env"] if each["name"] not in keys]
+    # A new head has another address.
+    assert timeout == {"name": RECONNECT_TIMEOUT_VARIABLE, "value": "60"}
     assert worker["image"] == head["image"]
     specs = [each["template"]["spec"] for each in (HEAD, WORKERS)]
     assert [each["automountServiceAccountToken"] for each in specs] == [False, False]
+    assert [each["enableServiceLinks"] for each in specs] == [False, False]
     (script,) = worker["args"]
     (port,) = worker["ports"]
     assert f"--node-manager-port={port['containerPort']}" in script.split()

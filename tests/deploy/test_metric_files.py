@@ -93,7 +93,8 @@ OF_ANOTHER = [
 MIGRATIONS = "sterna_migrations_total"
 
 CASES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
-    "SternaDown": ([series("up", "0x60")], [UP, INSTANCE]),
+    "SternaDown": ([series("up", "1x10 0x50")], [series("up", "0x60")]),
+    "SternaNotUp": ([series("up", "0x60")], [series("up", "1x40 0x20")]),
     "SternaGone": ([series("up", "1x10 stale"), *OF_ANOTHER], [UP, *OF_ANOTHER]),
     "SternaNoInstance": (
         [UP, gone("sterna_instance_total_tokens"), *OF_ANOTHER],

@@ -72,9 +72,21 @@ def test_a_containers_share_of_the_processors_counts(
     quota: str, num_cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "cpu.max"
-    monkeypatch.setattr(cpu_cores, "QUOTA", str(path))
+    monkeypatch.setattr(cpu_cores, "QUOTAS", ((str(path),),))
     assert num_usable_cores() == 4
     path.write_text(f"{quota}\n")
+    assert num_usable_cores() == num_cores
+
+
+@pytest.mark.parametrize(("quota", "num_cores"), [("-1", 4), ("250000", 3)])
+@pytest.mark.usefixtures("four_cores")
+def test_its_share_is_in_two_files_of_the_first_version_of_control_groups(
+    quota: str, num_cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = tmp_path / "cpu.cfs_quota_us", tmp_path / "cpu.cfs_period_us"
+    monkeypatch.setattr(cpu_cores, "QUOTAS", (("missing",), tuple(map(str, paths))))
+    paths[0].write_text(f"{quota}\n")
+    paths[1].write_text("100000\n")
     assert num_usable_cores() == num_cores
 
 

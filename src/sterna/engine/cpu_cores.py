@@ -15,8 +15,12 @@ from pathlib import Path
 
 from sterna.folders import lock_file, users_folder
 
-QUOTA = "/sys/fs/cgroup/cpu.max"
-"""File with a container's share of the processors: microseconds in each period, and the period."""
+QUOTAS = (
+    ("/sys/fs/cgroup/cpu.max",),
+    ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"),
+)
+"""Files with a container's share of the processors, by the version of control groups: microseconds
+in each period, and the period."""
 
 SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 
@@ -38,11 +42,15 @@ def physical_cores() -> list[int]:
 def num_usable_cores() -> int:
     """The number of physical cores that this process may keep busy, also by its container."""
     num_cores = len(physical_cores())
-    try:
-        quota, period = Path(QUOTA).read_text().split()
-        return num_cores if quota == "max" else min(num_cores, math.ceil(int(quota) / int(period)))
-    except (OSError, ValueError):
-        return num_cores
+    for paths in QUOTAS:
+        try:
+            quota, period = " ".join(Path(path).read_text() for path in paths).split()
+        except (OSError, ValueError):
+            continue
+        # Without a limit "max", or -1.
+        if quota.isdecimal() and int(period) > 0:
+            num_cores = min(num_cores, math.ceil(int(quota) / int(period)))
+    return num_cores
 
 
 class HeldCore:

@@ -51,6 +51,16 @@ def test_instances_and_requests_are_a_table_or_json(
     assert (cluster.ordered, cluster.keys) == ([], {"Bearer operator"})
 
 
+def test_a_server_on_this_machine_is_asked_without_a_proxy(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Docker gives every container those of its client; they would ask themselves."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    assert run(Cluster([INSTANCES]), "instances") == 0
+    assert "i0  running" in capsys.readouterr().out
+
+
 def test_instances_have_notes_only_where_there_are_some(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -9,10 +9,12 @@ import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sterna.errors import ConfigurationError
 from sterna.runtime.home import launch
 from sterna.runtime.home.launch import NUM_RAY_STARTS, RayStartError, Stop, start_ray
 
@@ -134,3 +136,11 @@ def test_a_ray_that_does_not_start_is_an_error_with_its_reason(
     assert len(busy_ray.processes) == num_starts
     # What the last attempt has left ends with the run.
     assert len(reaper.spared) == num_starts - 1
+
+
+def test_without_a_whole_cpu_the_start_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container with a limit below one: instances would wait for a place for ever."""
+    monkeypatch.setattr(launch.ray, "cluster_resources", dict)
+    config: Any = SimpleNamespace(num_instances=2, cpus_per_instance=0.0, num_gpus_per_instance=0)
+    with pytest.raises(ConfigurationError, match="there is no whole CPU"):
+        launch._check_resources(config)

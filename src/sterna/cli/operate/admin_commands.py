@@ -121,7 +121,7 @@ def ask(url: str, method: str, path: str, api_key: str | None, body: Any = None)
             headers=headers,
             data=None if body is None else json.dumps(body).encode(),
         )
-        with urllib.request.urlopen(request, timeout=REQUEST_TIMEOUT_S) as answer:
+        with _opener(url).open(request, timeout=REQUEST_TIMEOUT_S) as answer:
             return json.load(answer)
     except urllib.error.HTTPError as error:
         is_unavailable = error.code == HTTPStatus.SERVICE_UNAVAILABLE
@@ -133,6 +133,13 @@ def ask(url: str, method: str, path: str, api_key: str | None, body: Any = None)
             f"no Sterna server answers at {url} ({reason}); start one with `sterna serve`, or name "
             "it with --url"
         ) from error
+
+
+def _opener(url: str) -> urllib.request.OpenerDirector:
+    """A proxy (`http_proxy`) would take this machine's address for its own."""
+    host = urllib.parse.urlsplit(url).hostname or ""
+    is_here = host in ("localhost", "::1") or host.startswith("127.")
+    return urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if is_here else []))
 
 
 def _reason(error: urllib.error.HTTPError) -> str:

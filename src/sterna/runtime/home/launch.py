@@ -369,7 +369,12 @@ def _check_room() -> None:
 
 def _check_resources(config: ClusterConfig) -> None:
     cpus = config.num_instances * config.cpus_per_instance
-    present = ray.cluster_resources().get("CPU", 0) if cpus else 0
+    present = ray.cluster_resources().get("CPU", 0)
+    if present == 0:
+        raise ConfigurationError(
+            "there is no whole CPU: the container's limit is below one; give it one for each "
+            "instance"
+        )
     if cpus > present:
         raise ConfigurationError(
             f"{config.num_instances} instances of {config.cpus_per_instance:g} CPUs need {cpus:g} "
