@@ -1,5 +1,7 @@
 """Operators' view of the instances and of held requests."""
 
+from collections.abc import Sequence
+
 from sterna.messages.actors import (
     Absent,
     DispatchRequest,
@@ -7,6 +9,9 @@ from sterna.messages.actors import (
     LoadReport,
     Membership,
 )
+from sterna.policy.candidate_table import CandidateTable
+from sterna.policy.presets import STERNA
+from sterna.policy.virtual_usage import Candidate
 from sterna.scheduler.description import describe_held, describe_instances
 from sterna.types import HIGH, NORMAL, FrontendId, InstanceId, InstanceLoad, RequestId
 
@@ -32,9 +37,11 @@ def described(
     *reports: LoadReport,
     sources: tuple[InstanceId, ...] = (),
     migrates: bool = True,
+    candidates: Sequence[Candidate] = (),
 ):
     by_id = {each.load.instance_id: each for each in reports}
-    return describe_instances(membership, by_id, sources, migrates=migrates)
+    table = CandidateTable(candidates)
+    return describe_instances(membership, by_id, table, sources, migrates=migrates)
 
 
 def test_an_instance_is_described_by_its_last_report() -> None:
@@ -45,6 +52,16 @@ def test_an_instance_is_described_by_its_last_report() -> None:
     # Two run, and one in line counts: 900 / 3.
     assert row["freeness"] == 300.0
     assert row["note"] is None
+
+
+def test_freeness_is_what_the_scheduler_decides_by() -> None:
+    """Beside a request of high priority with the share of its headroom that instances can bear."""
+    crowded = report(I0, free_tokens=-8_400.0)
+    seen = Candidate(crowded.load, policy=STERNA, headroom_share=0.5)
+    membership = Membership(1, (InstanceMember(I0, "a"),), (), None)
+    (row,) = described(membership, crowded, candidates=(seen,))
+    assert row["freeness"] == seen.freeness
+    assert row["freeness"] > described(membership, crowded)[0]["freeness"]
 
 
 def test_one_that_has_not_reported_starts() -> None:

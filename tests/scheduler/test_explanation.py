@@ -193,6 +193,14 @@ def test_the_cause_of_a_pair_is_the_first_that_applies(
         assert (reason.source == -math.inf) == (cause is MoveCause.EMPTYING)
 
 
+def test_an_instance_that_keeps_memory_free_is_not_short_of_it() -> None:
+    """900 of 1,000 tokens are free, and a headroom of 900 takes them."""
+    policy = replace(STERNA, shares_headroom=False)
+    source = instance("i0", policy, free_tokens=0)
+    reason = move_reason(source, instance("i1", policy), policy)
+    assert (reason.cause, reason.source) == (MoveCause.HEADROOM, source.freeness)
+
+
 def test_beside_a_headroom_requests_move_for_balance_in_the_usual_order() -> None:
     source = instance("i0", STERNA, free_tokens=500)
     reason = move_reason(source, instance("i1", STERNA, used_tokens=40), STERNA)

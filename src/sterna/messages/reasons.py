@@ -68,6 +68,8 @@ class MoveCause(Enum):
 
     MEMORY = "memory"
     """It is short of memory: its freeness is below a limit."""
+    HEADROOM = "headroom"
+    """It would not be, but it keeps memory free beside requests of high priority."""
     PREEMPTION = "preemption"
     """Its engine has preempted requests for lack of memory."""
     EMPTYING = "emptying"

@@ -29,6 +29,7 @@ from sterna.messages.actors import (
     WireMessage,
 )
 from sterna.messaging.send_effects import KeepOnly, ToMailbox, Unexpected
+from sterna.policy.candidate_table import CandidateTable
 from sterna.policy.scaling import ScaleUp, Terminate
 from sterna.policy.virtual_usage import freeness_of
 from sterna.scheduler import global_scheduler as rules
@@ -101,6 +102,11 @@ class SchedulerCore:
         return self._reports
 
     @property
+    def candidates(self) -> CandidateTable:
+        """See `GlobalScheduler.candidates`."""
+        return self._core.candidates
+
+    @property
     def num_held(self) -> int:
         """See `GlobalScheduler.num_held`."""
         return self._core.num_held
@@ -129,7 +135,7 @@ class SchedulerCore:
     def stats(self) -> list[ToMailbox]:
         """Return the messages with the cluster's load for the metrics of the front ends."""
         stats = ClusterStats(
-            tuple(map(_stats, self._reports.values())),
+            tuple(map(self._stats_of, self._reports.values())),
             self.num_held,
             self._core.head_demand_tokens,
             tuple(self._ended),
@@ -139,6 +145,11 @@ class SchedulerCore:
         self._ended = []
         self._num_scaled_up = self._num_scaled_down = 0
         return [ToMailbox(address, stats) for address in self._frontends.values()]
+
+    def _stats_of(self, report: LoadReport) -> InstanceStats:
+        candidate = self.candidates.find(report.load.instance_id)
+        freeness = freeness_of(report.load) if candidate is None else candidate.freeness
+        return _stats(report, freeness)
 
     # -------------------------------------------------------------------------- events
 
@@ -312,7 +323,7 @@ class SchedulerCore:
         return [] if supervisor is None else [ToMailbox(supervisor, message)]
 
 
-def _stats(report: LoadReport) -> InstanceStats:
+def _stats(report: LoadReport, freeness: float) -> InstanceStats:
     load = report.load
     return InstanceStats(
         instance_id=load.instance_id,
@@ -320,7 +331,7 @@ def _stats(report: LoadReport) -> InstanceStats:
         num_queuing=load.num_queuing,
         used_tokens=load.used_tokens,
         total_tokens=load.total_tokens,
-        freeness_steps=freeness_of(load),
+        freeness_steps=freeness,
         num_migrating_out=load.num_migrating_out,
         num_migrating_in=load.num_migrating_in,
         num_committed=report.num_committed,

@@ -10,7 +10,8 @@ from sterna.messages.actors import (
     LoadReport,
     Membership,
 )
-from sterna.policy.virtual_usage import freeness_of
+from sterna.policy.candidate_table import CandidateTable
+from sterna.policy.virtual_usage import Candidate, freeness_of
 from sterna.types import InstanceId
 
 Description = dict[str, object]
@@ -33,6 +34,7 @@ UNKNOWN: Description = {
 def describe_instances(
     membership: Membership,
     reports: Mapping[InstanceId, LoadReport],
+    candidates: CandidateTable,
     sources: Collection[InstanceId],
     *,
     migrates: bool = True,
@@ -41,12 +43,19 @@ def describe_instances(
     stable (docs/operations/run.md).
 
     Args:
+        candidates: the instances as decisions see them.
         sources: instances that have a destination to move requests to.
         migrates: whether the policy moves requests at all.
     """
     return [
         *(
-            _describe(each, reports.get(each.instance_id), sources, migrates=migrates)
+            _describe(
+                each,
+                reports.get(each.instance_id),
+                candidates.find(each.instance_id),
+                sources,
+                migrates=migrates,
+            )
             for each in membership.instances
         ),
         *(_describe_absent(each) for each in membership.absent),
@@ -77,6 +86,7 @@ def describe_held(requests: Iterable[DispatchRequest]) -> list[Description]:
 def _describe(
     instance: InstanceMember,
     report: LoadReport | None,
+    candidate: Candidate | None,
     sources: Collection[InstanceId],
     *,
     migrates: bool,
@@ -87,7 +97,7 @@ def _describe(
     return {
         "id": instance.instance_id,
         "state": state,
-        **(UNKNOWN if report is None else _load(report)),
+        **(UNKNOWN if report is None else _load(report, candidate)),
         "generation": instance.generation,
         "note": _note(instance, report, sources, migrates=migrates),
     }
@@ -103,9 +113,9 @@ def _describe_absent(absent: Absent) -> Description:
     }
 
 
-def _load(report: LoadReport) -> Description:
+def _load(report: LoadReport, candidate: Candidate | None) -> Description:
     load = report.load
-    freeness = freeness_of(load)
+    freeness = freeness_of(load) if candidate is None else candidate.freeness
     return {
         "total_tokens": load.total_tokens,
         "used_tokens": load.used_tokens,

@@ -18,7 +18,7 @@ from sterna.policy.candidate_table import (
     Column,
 )
 from sterna.policy.pairing import added_load_tokens, balanced_load_tokens
-from sterna.policy.virtual_usage import Candidate, NewRequest
+from sterna.policy.virtual_usage import Candidate, NewRequest, normal_freeness_of
 from sterna.types import InstanceId
 
 HEADROOM = "headroom"
@@ -71,7 +71,9 @@ def move_reason(source: Candidate, destination: Candidate, policy: PolicyConfig)
     elif load.is_terminating:
         cause = MoveCause.EMPTYING
     elif source.freeness < policy.source_freeness_steps:
-        cause = MoveCause.MEMORY
+        has_headroom = source.headroom_share * source.headrooms_tokens > 0
+        is_short = normal_freeness_of(load, policy=policy) < policy.source_freeness_steps
+        cause = MoveCause.HEADROOM if has_headroom and not is_short else MoveCause.MEMORY
     elif policy.preempted_make_source and load.num_preempted > 0:
         cause = MoveCause.PREEMPTION
     else:

@@ -94,6 +94,7 @@ class Scheduler:
         return describe_instances(
             self._core.membership,
             self._core.reports,
+            self._core.candidates,
             self._core.destinations.keys(),
             migrates=self._policy.migrates,
         )

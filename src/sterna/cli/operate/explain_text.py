@@ -12,6 +12,8 @@ Described = dict[str, Any]
 _CAUSES = {
     "memory": "{source} is short of memory: freeness {from_value} steps, below {limit}; "
     "{destination} has {to_value}",
+    "headroom": "{source} keeps memory free beside requests of high priority: freeness "
+    "{from_value} steps with it, below {limit}; {destination} has {to_value}",
     "preemption": "the engine of {source} has preempted requests; freeness {from_value} steps, "
     "{destination} has {to_value}",
     "emptying": "{source} is being emptied; {destination} has a freeness of {to_value} steps",
