@@ -26,6 +26,7 @@ from sterna.messages.actors import (
     SetDestination,
     TerminateInstance,
 )
+from sterna.messages.reasons import HeldCause
 from sterna.messaging.send_effects import KeepOnly, ToMailbox, Unexpected
 from sterna.policy.presets import INFAAS_PP, LLUMNIX
 from sterna.policy.scaling import ScaleUp, Terminate
@@ -45,6 +46,9 @@ I0, I1, I2 = (InstanceId(f"i{k}") for k in range(3))
 F0, F1 = FrontendId(0), FrontendId(1)
 R = RequestId("r")
 SUPERVISOR = "supervisor"
+
+
+FOR_MEMORY = (HeldCause.MEMORY,)
 
 
 def membership(
@@ -483,7 +487,7 @@ def test_front_ends_hear_that_their_requests_are_held_and_hear_it_again() -> Non
     core.on_membership(membership(1, I0, frontends=(F0, F1)), 0.0)
     core.on_message(report(I0, 1000), 0.0)
     assert core.next_deadline_s is None
-    assert tells(core.on_message(ask(), 1.0)) == [("front end 0", Held((R,)))]
+    assert tells(core.on_message(ask(), 1.0)) == [("front end 0", Held((R,), causes=FOR_MEMORY))]
     assert core.next_deadline_s == 1.0 + HELD_INTERVAL_S
     assert {
         each.message.num_held for each in core.stats() if isinstance(each.message, ClusterStats)
@@ -502,8 +506,10 @@ def test_what_has_waited_for_an_instance_is_told_when_it_waits_for_memory() -> N
     assert tells(core.on_message(ask(), 1.0)) == []
     core.on_message(report(I0, 960), 1.1)
     again = structs.replace(ask(), request_id=RequestId("s"))
-    assert tells(core.on_message(again, 1.2)) == [("front end 0", Held((RequestId("s"),), 40.0))]
-    assert tells(core.on_tick(1.4)) == [("front end 0", Held((R,), 40.0))]
+    assert tells(core.on_message(again, 1.2)) == [
+        ("front end 0", Held((RequestId("s"),), 40.0, FOR_MEMORY))
+    ]
+    assert tells(core.on_tick(1.4)) == [("front end 0", Held((R,), 40.0, FOR_MEMORY))]
 
 
 def test_what_waited_before_the_first_report_is_told_without_another_request() -> None:
@@ -512,7 +518,7 @@ def test_what_waited_before_the_first_report_is_told_without_another_request() -
     assert tells(core.on_message(ask(), 1.0)) == []
     core.on_message(report(I0, 960), 1.1)
     assert core.next_deadline_s == 1.1
-    assert tells(core.on_tick(1.1)) == [("front end 0", Held((R,), 40.0))]
+    assert tells(core.on_tick(1.1)) == [("front end 0", Held((R,), 40.0, FOR_MEMORY))]
 
 
 def test_policies_that_bind_at_once_hold_nothing_for_memory() -> None:

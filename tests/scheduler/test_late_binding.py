@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from sterna.config import PolicyConfig
+from sterna.messages.reasons import HeldCause
 from sterna.policy.presets import LLUMNIX, ROUND_ROBIN
 from sterna.scheduler.global_scheduler import GlobalScheduler
 from sterna.types import HIGH, FrontendId, InstanceId, InstanceView, RequestId
@@ -355,3 +356,12 @@ def test_no_request_waits_while_there_is_memory_for_it(
             growth_tokens = core.growth_steps * (len(got) + 1)
             assert left_tokens - growth_tokens < core.smallest_held_tokens
     assert core.num_held + len(sent) == len(demands)
+
+
+def test_it_is_said_what_each_request_waits_for() -> None:
+    core = scheduler(full("i0", 320), policy=RESERVING)
+    core.on_request(structs.replace(ask("lost", 4_000), has_begun=True), 0.0)
+    core.on_request(ask("small", 160), 0.0)
+    core.on_request(ask("large", 480), 0.0)
+    found = [core.held_cause(RequestId(each)) for each in ("lost", "small", "large")]
+    assert found == [HeldCause.MEMORY, HeldCause.KEPT_FREE, HeldCause.MEMORY]

@@ -8,6 +8,7 @@ from msgspec import structs
 
 from sterna.config import Soonest
 from sterna.messages.actors import DispatchRequest
+from sterna.messages.reasons import HeldCause
 from sterna.policy.presets import ROUND_ROBIN, STERNA
 from sterna.scheduler.global_scheduler import Dispatch, Effect, GlobalScheduler
 from sterna.scheduler.prefix_copies import COPY_LIMIT_S, CopyPrefix
@@ -89,6 +90,7 @@ def test_a_request_is_sent_when_its_prefix_has_been_copied() -> None:
     assert isinstance(order, CopyPrefix)
     assert (order.source, order.destination, order.first_token) == ("i0", "i1", 16)
     assert (order.request.request_id, core.num_held, core.waits(R)) == ("r", 0, True)
+    assert core.held_cause(R) is HeldCause.COPY
     assert core.waiting() == {R: FRONTEND}
     assert places(core.on_prefix_done(R, 1.2)) == [("r", "i1")]
     assert (core.waits(R), core.waiting(), core.on_prefix_done(R, 1.3)) == (False, {}, [])

@@ -10,6 +10,7 @@ from msgspec import structs
 
 from sterna.config import PolicyConfig, ScalingConfig, Soonest
 from sterna.messages.actors import DispatchRequest
+from sterna.messages.reasons import HeldCause
 from sterna.policy.own import Policy
 from sterna.policy.presets import STERNA
 from sterna.policy.scaling import ScaleUp
@@ -94,6 +95,8 @@ def test_those_behind_it_do_not_wait() -> None:
     assert places(core.on_request(prompt("small", 160), 0.1)) == [("small", "i1")]
     assert places(core.on_request(prompt("other"), 0.2)) == [("other", "i1")]
     assert core.num_held == 1
+    (waiting,) = core.waiting()
+    assert core.held_cause(waiting) is HeldCause.PREFIX
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ DISPATCHED = "dispatched"
 
 _CAUSES = {
     "memory": "freeness {source} below {limit}",
+    "headroom": "it keeps memory free for high priority: freeness {source} below {limit}",
     "preemption": "after a preemption there",
     "emptying": "it is being emptied",
     "balance": "load {source}, there {destination}",

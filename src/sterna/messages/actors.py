@@ -9,7 +9,7 @@ can overtake each other: every span has the index of its first token.
 
 import msgspec
 
-from sterna.messages.reasons import DispatchReason, MoveReason
+from sterna.messages.reasons import DispatchReason, HeldCause, MoveReason
 from sterna.messages.streams import StreamMessage
 from sterna.migration.messages import Message, Mode
 from sterna.types import (
@@ -74,12 +74,13 @@ class Held(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         request_ids: those of which it had not said so before.
-        room_tokens: the most memory that an instance has for one of them. It is enough for one
-            that waits for an instance that has its prefix.
+        room_tokens: the most memory that an instance has for one of them.
+        causes: what each of these waits for.
     """
 
     request_ids: tuple[RequestId, ...] = ()
     room_tokens: float = 0.0
+    causes: tuple[HeldCause, ...] = ()
 
 
 HELD_INTERVAL_S = 0.2

@@ -63,6 +63,19 @@ class DispatchReason(msgspec.Struct, frozen=True, array_like=True):
     prefix_from: InstanceId | None = None
 
 
+class HeldCause(Enum):
+    """What a request waits for at the scheduler."""
+
+    MEMORY = "memory"
+    """No instance has memory for it, or a place in its batch."""
+    KEPT_FREE = "kept free"
+    """An instance would have memory, which is kept free for another request."""
+    PREFIX = "prefix"
+    """Instances have memory, but not those that have its prefix."""
+    COPY = "copy"
+    """It has an instance, to which its prefix is being copied."""
+
+
 class MoveCause(Enum):
     """What makes requests move away from an instance."""
 

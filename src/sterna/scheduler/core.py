@@ -278,7 +278,9 @@ class SchedulerCore:
         if address is None:
             return []
         self._told.update(request_ids)
-        return [ToMailbox(address, Held(tuple(request_ids), self._core.most_room_tokens))]
+        causes = tuple(map(self._core.held_cause, request_ids))
+        held = Held(tuple(request_ids), self._core.most_room_tokens, causes)
+        return [ToMailbox(address, held)]
 
     # ------------------------------------------------------------------------------ effects
 

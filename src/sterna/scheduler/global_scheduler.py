@@ -18,7 +18,7 @@ from msgspec import structs
 
 from sterna.config import PolicyConfig, ScalingConfig
 from sterna.messages.actors import DispatchRequest
-from sterna.messages.reasons import DispatchReason, MoveReason
+from sterna.messages.reasons import DispatchReason, HeldCause, MoveReason
 from sterna.policy.candidate_table import TOTAL_TOKENS, CandidateTable, Choice
 from sterna.policy.dispatch import decide
 from sterna.policy.pairing import pair
@@ -187,6 +187,16 @@ class GlobalScheduler:
     def most_room_tokens(self) -> float:
         """The most memory that an instance has for a request that waits here."""
         return self._room().most_tokens
+
+    def held_cause(self, request_id: RequestId) -> HeldCause:
+        """What this request, which waits here, waits for."""
+        if request_id in self._copies:
+            return HeldCause.COPY
+        if self._held.awaits_prefix(request_id):
+            return HeldCause.PREFIX
+        demand_tokens = self._held.demand_tokens(request_id)
+        fits = demand_tokens <= self.most_room_tokens
+        return HeldCause.KEPT_FREE if fits else HeldCause.MEMORY
 
     @property
     def smallest_held_tokens(self) -> int | None:

@@ -110,6 +110,14 @@ class HeldRequests:
         """When this request, which waits, began to."""
         return self._waiting[request_id].since_s
 
+    def demand_tokens(self, request_id: RequestId) -> int:
+        """The demand of this request, which waits."""
+        return self._waiting[request_id].request.demand_tokens
+
+    def awaits_prefix(self, request_id: RequestId) -> bool:
+        """Whether this request, which waits, does so for its prefix."""
+        return request_id in self._prefix_waits
+
     def put(
         self,
         request: DispatchRequest,

@@ -85,12 +85,20 @@ def test_a_dispatch_names_the_rule_the_chosen_and_the_next_best() -> None:
             "arrived at front end 1: 700 prompt tokens, 1,720 tokens of memory to begin",
         ),
         (
-            {"event": "held", "room_tokens": 640.0},
+            {"event": "held", "cause": "memory", "room_tokens": 640.0},
             "held at the scheduler: no instance has more than 640 tokens of memory for a request",
         ),
         (
-            {"event": "held", "room_tokens": 1_720.0},
+            {"event": "held", "cause": "prefix", "room_tokens": 1_720.0},
             "held at the scheduler: it waits for an instance that has its prefix",
+        ),
+        (
+            {"event": "held", "cause": "kept free", "room_tokens": 1_720.0},
+            "held at the scheduler: the memory that there is, is kept free for a request before it",
+        ),
+        (
+            {"event": "held", "cause": "copy", "room_tokens": 0.0},
+            "held at the scheduler: its prefix is being copied to its instance",
         ),
         (
             {"event": "dispatched", "instance": "i1", "why": None},

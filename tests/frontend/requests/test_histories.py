@@ -12,8 +12,14 @@ from sterna.frontend.requests.histories import (
     Histories,
     Timing,
 )
-from sterna.messages.actors import COMMITTED, Dispatched, DispatchRequest, MoveEnded
-from sterna.messages.reasons import DispatchReason, InstanceSeen, MoveCause, MoveReason
+from sterna.messages.actors import COMMITTED, Dispatched, DispatchRequest, Held, MoveEnded
+from sterna.messages.reasons import (
+    DispatchReason,
+    HeldCause,
+    InstanceSeen,
+    MoveCause,
+    MoveReason,
+)
 from sterna.types import FrontendId, InstanceId, Priority, RequestId
 
 QUEUED, SCHEDULED, PREEMPTED = EventType
@@ -39,7 +45,7 @@ def histories() -> Histories:
     """A request that arrived at 10 s, and was sent to i1 at 10.4 s."""
     made = Histories()
     made.begin(asked(), "normal", 10.0, arrived_s=ARRIVED_S)
-    made.on_held([TERN], 640.0, 10.001)
+    made.on_held(Held((TERN,), 640.0, (HeldCause.MEMORY,)), 10.001)
     made.on_dispatched(Dispatched(TERN, I1, 17, REASON))
     made.on_sent(TERN, I1, 17, 10.4)
     return made
@@ -188,7 +194,7 @@ def test_a_failure_has_a_reason(histories: Histories) -> None:
 
 def test_what_is_unknown_is_no_event(histories: Histories) -> None:
     gull = RequestId("cmpl-gull-0-9f86d081")
-    histories.on_held([gull], 0.0, 10.0)
+    histories.on_held(Held((gull,), 0.0, (HeldCause.MEMORY,)), 10.0)
     histories.on_sent(gull, I1, 1, 10.0)
     histories.on_output(gull, 10.0)
     histories.on_move_ended(MoveEnded(I1, gull, I3, COMMITTED, 1, 0.0), 10.0)

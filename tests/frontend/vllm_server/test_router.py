@@ -422,6 +422,7 @@ def test_a_request_that_was_adopted_before_its_instance_died_goes_on(run):
         # It may never get there, and so is asked for again.
         await world.cluster.i1.get(OwnerQuery)
         await world.cluster.i1.get(OwnerQuery)
+        world.cluster.i1.send_moved("r1", 1)
         world.cluster.i1.send_tokens("r1", 1, [11], FinishReason.LENGTH)
         assert (await world.client.receive_output()).new_token_ids == [11]
 

@@ -9,6 +9,13 @@ from typing import Any
 
 Described = dict[str, Any]
 
+_HELD = {
+    "memory": "no instance has more than {room_tokens} tokens of memory for a request",
+    "kept free": "the memory that there is, is kept free for a request before it",
+    "prefix": "it waits for an instance that has its prefix",
+    "copy": "its prefix is being copied to its instance",
+}
+
 _CAUSES = {
     "memory": "{source} is short of memory: freeness {from_value} steps, below {limit}; "
     "{destination} has {to_value}",
@@ -52,13 +59,8 @@ def _sentences(event: Described, history: Described) -> Iterator[str]:
                 f"tokens, {history['demand_tokens']:,} tokens of memory to begin"
             )
         case "held":
-            if event["room_tokens"] >= history["demand_tokens"]:
-                yield "held at the scheduler: it waits for an instance that has its prefix"
-            else:
-                yield (
-                    "held at the scheduler: no instance has more than "
-                    f"{_number(event['room_tokens'])} tokens of memory for a request"
-                )
+            room_tokens = _number(event["room_tokens"])
+            yield "held at the scheduler: " + _HELD[event["cause"]].format(room_tokens=room_tokens)
         case "dispatched":
             yield from _dispatched(event, history)
         case "scheduled":

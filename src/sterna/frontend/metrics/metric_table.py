@@ -148,8 +148,8 @@ MIGRATIONS = Metric(
     "sterna_migrations_total",
     Kind.COUNTER,
     "Migrations that ended, by outcome (committed, or the reason why the request stayed) and by "
-    "cause: that of the scheduler (memory, preemption, emptying, balance, policy), operator, or "
-    "unknown.",
+    "cause: that of the scheduler (memory, headroom, preemption, emptying, balance, policy), "
+    "operator, or unknown.",
     ("outcome", "cause"),
 )
 

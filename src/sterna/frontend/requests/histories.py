@@ -14,7 +14,7 @@ from typing import Any
 from sterna.dashboard.decisions import DISPATCHED, newest
 from sterna.engine.payload_parts import Annotations, EventType
 from sterna.frontend.requests.request_ids import client_id, names_of, without_attempt
-from sterna.messages.actors import COMMITTED, Dispatched, DispatchRequest, MoveEnded
+from sterna.messages.actors import COMMITTED, Dispatched, DispatchRequest, Held, MoveEnded
 from sterna.messages.reasons import DispatchReason, described_dispatch, described_move, finite
 from sterna.types import InstanceId, RequestId
 
@@ -145,11 +145,12 @@ class Histories:
         same.append(history)
         _enter(history, now_s, "arrived")
 
-    def on_held(self, request_ids: Iterable[RequestId], room_tokens: float, now_s: float) -> None:
-        """These wait at the scheduler; no instance has more room than that."""
-        for request_id in request_ids:
+    def on_held(self, message: Held, now_s: float) -> None:
+        """These wait at the scheduler."""
+        room_tokens = finite(message.room_tokens)
+        for request_id, cause in zip(message.request_ids, message.causes, strict=True):
             if (history := self._of(request_id)) is not None:
-                _enter(history, now_s, "held", room_tokens=finite(room_tokens))
+                _enter(history, now_s, "held", cause=cause.value, room_tokens=room_tokens)
 
     def on_dispatched(self, message: Dispatched) -> None:
         """The scheduler has named an instance; `on_sent` follows if the request goes there."""

@@ -348,8 +348,8 @@ class Router:
                         self._histories.on_last_token(span.request_id, output_tokens)
             case Dispatched():
                 self._histories.on_dispatched(message)
-            case Held(request_ids, room_tokens):
-                self._histories.on_held(request_ids, room_tokens, _now_s())
+            case Held():
+                self._histories.on_held(message, _now_s())
 
     def _note_engine_events(self, attempt_id: RequestId, annotations: Annotations) -> None:
         if not self._histories.on_engine_events(attempt_id, annotations, _now_s()):
