@@ -223,6 +223,7 @@ def test_a_stream_goes_on_when_another_instance_has_adopted_it(run):
             i0.send_tokens(request_id, 0, served.tokens("Hi"))
             i1.claims.add(RequestId(request_id))
             served.cluster.announce(i1)
+            i1.send_moved(request_id, 1)
             i1.send_tokens(request_id, 1, served.tokens(" there"), FinishReason.LENGTH)
             text = "".join([_content(event) async for event in events])
         assert text == "Hi there"
