@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from sterna.errors import ConfigurationError
+from sterna.runtime.home import held_port
 from sterna.runtime.home.held_port import holding_port
 
 
@@ -39,8 +40,10 @@ def test_a_server_starts_where_no_other_one_listens(
 
 
 def test_a_server_starts_where_nothing_can_be_locked(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
+    said: list[str] = []
+    monkeypatch.setattr(held_port.logger, "warning", lambda text, *_: said.append(text))
     with holding_port("127.0.0.1", 8000, tmp_path / "file"):
-        assert "port is not held" in caplog.text
+        assert said == ["port is not held error=%s"]
