@@ -301,7 +301,7 @@ def test_a_restart_ends_although_more_are_wanted_than_have_a_place(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     waits = row("i4", "pending", "no node has 1 GPUs free", generation=4)
-    begun = [*OLD, waits]
+    begun = [*OLD, {**waits, "generation": 3}]
     # One that follows another may wait for the place which that one leaves.
     last = [row("i2", "running", generation=4), row("i3", "pending", generation=4), waits]
     new = [row("i2", "running", generation=4), row("i3", "running", generation=4), waits]

@@ -21,6 +21,8 @@ from sterna.runtime.home.held_port import holding_port
         (None, "", True),
         ("127.0.0.1", "10.0.0.7", False),
         ("::1", "127.0.0.1", False),
+        ("0", "127.0.0.1", True),
+        ("a..b", "127.0.0.1", False),
     ],
 )
 def test_a_server_starts_where_no_other_one_listens(

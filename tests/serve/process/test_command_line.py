@@ -214,6 +214,13 @@ def test_options_come_from_a_config_file_and_the_command_line_goes_before_it(
     assert args.limit_mm_per_prompt == {"image": 2}
 
 
+def test_several_names_of_the_small_model_may_stand_in_a_file_or_in_front(config_file):
+    config = config_file("served-model-name: [tern, auk]")
+    assert parse(["serve", "--config", config]).served_model_name == ["tern", "auk"]
+    args = parse(["serve", "--served-model-name", "tern", "auk", "--tokenizer", "auk"])
+    assert args.served_model_name == ["tern", "auk"]
+
+
 def test_a_config_file_may_name_the_model(config_file):
     args = parse(["serve", "--config", config_file(f"model: {small_model()}")])
     assert args.model == str(small_model())

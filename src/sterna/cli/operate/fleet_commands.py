@@ -30,7 +30,8 @@ NUM_FAILED_POLLS = 60
 scheduler is replaced sooner."""
 
 _STARTING = ("pending", "starting")
-_SETTLED = ("running", "warm", "pending")
+_UP = ("running", "warm")
+_SETTLED = (*_UP, "pending")
 
 Row = dict[str, Any]
 Rows = list[Row]
@@ -153,9 +154,10 @@ def _restart(args: argparse.Namespace) -> int:
         has_begun = has_begun or any(is_new) or any(row["state"] == "terminating" for row in rows)
         # One that is given up at once is never seen to begin.
         has_begun = has_begun or number >= NUM_IDLE_POLLS
-        num_before = max(num_before, is_new.count(False))
+        old = [row for row, new in zip(rows, is_new, strict=True) if not new]
+        num_before = max(num_before, sum(row["state"] in _UP for row in old))
         is_still = all(row["state"] in _SETTLED for row in rows)
-        up = [row["id"] for row in rows if row["state"] != "pending"]
+        up = [row["id"] for row in rows if row["state"] in _UP]
         # Where not all that are wanted have a place, the others wait for one as they did before.
         is_enough = len(up) >= max(1, min(num_before, len(rows)))
         if all(is_new) and is_still and is_enough:

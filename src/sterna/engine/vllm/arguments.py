@@ -180,25 +180,24 @@ def parse_serve(
         model = model or model_in_file or default_model
         args: argparse.Namespace = parser.parse_args([arguments[0], model, *in_file, *options])
         if parser.takes_model_behind and args.model_tag == model and model == default_model:
-            _check_last_word(serve_parser, args, options)
+            _check_last_word(serve_parser, options)
     except (ValueError, TypeError, argparse.ArgumentTypeError) as error:
         raise ConfigurationError(str(error)) from error
     return args
 
 
-def _check_last_word(
-    serve_parser: argparse.ArgumentParser, args: argparse.Namespace, options: list[str]
-) -> None:
+def _check_last_word(serve_parser: argparse.ArgumentParser, options: Sequence[str]) -> None:
     """Refuse a last word that an option with several values has taken: it may be the model."""
-    for action in serve_parser._actions:
-        values = getattr(args, action.dest, None)
-        if action.nargs not in ("+", "*") or not isinstance(values, list) or len(values) < 2:
-            continue
-        if not options[-1].startswith("-") and options[-1] == values[-1]:
-            raise ConfigurationError(
-                f"{action.option_strings[0]} takes {options[-1]} as well: name the model before "
-                "it, or by --model"
-            )
+    places = [place for place, word in enumerate(options) if word.startswith("-")]
+    if not places:
+        return
+    name, has_value, _ = options[places[-1]].partition("=")
+    num_values = len(options) - 1 - places[-1] + bool(has_value)
+    action = serve_parser._option_string_actions.get(name.replace("_", "-"))
+    if action is not None and action.nargs in ("+", "*") and num_values > 1:
+        raise ConfigurationError(
+            f"{name} takes {options[-1]} as well: name the model before it, or by --model"
+        )
 
 
 def _without_config(options: list[str]) -> tuple[list[str], str | None]:

@@ -15,8 +15,8 @@ from pathlib import Path
 from sterna.errors import ConfigurationError
 from sterna.folders import lock_file, users_folder
 
-EVERYWHERE = frozenset({None, "", "0.0.0.0", "::"})
-"""Hosts that stand for all addresses of the machine."""
+EVERYWHERE = frozenset({"", "0.0.0.0", "::"})
+"""What stands for all addresses of the machine."""
 
 logger = logging.getLogger("sterna.launch")
 
@@ -31,6 +31,7 @@ def holding_port(host: str | None, port: int, parent: Path | None = None) -> Ite
     Raises:
         ConfigurationError: another one has the port.
     """
+    address = _address(host or "")
     with ExitStack() as held:
         try:
             folder = users_folder("ports", parent)
@@ -38,9 +39,9 @@ def holding_port(host: str | None, port: int, parent: Path | None = None) -> Ite
             boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
             name = f"{boot}-{os.stat('/proc/self/ns/net').st_ino}-{port}"
             # One that listens everywhere has the first file alone.
-            locks = [lock_file(folder / name, is_shared=host not in EVERYWHERE)]
-            if host not in EVERYWHERE:
-                locks.append(lock_file(folder / f"{name}-{_address(str(host))}"))
+            locks = [lock_file(folder / name, is_shared=address not in EVERYWHERE)]
+            if address not in EVERYWHERE:
+                locks.append(lock_file(folder / f"{name}-{address}"))
         except OSError as error:
             logger.warning("port is not held error=%s", error)
             locks = []
@@ -57,9 +58,11 @@ def holding_port(host: str | None, port: int, parent: Path | None = None) -> Ite
 
 def _address(host: str) -> str:
     """The address of a host, which may have several names."""
+    # As in vLLM, a host with a colon is an IPv6 address, and any other has an IPv4 address.
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError:
+        found = socket.getaddrinfo(host, None, family, socket.SOCK_STREAM) if host else []
+    except (OSError, UnicodeError):
         # To listen there will fail.
         return host.replace("/", "_")
-    return str(found[0][4][0])
+    return str(found[0][4][0]) if found else ""
