@@ -1,4 +1,4 @@
-"""What the simulator under faults says of a fleet when the faults are over."""
+"""Checks of a fleet by the simulator under faults, when the faults are over."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What client and observer saw, as records: by hand."""
+"""Records of what client and observer saw: by hand."""
 
 from math import isnan, nan
 from typing import Any

@@ -1,4 +1,4 @@
-"""What `sterna simulate` refuses, and in which words."""
+"""Refusals of `sterna simulate`, and their words."""
 
 from collections.abc import Sequence
 
