@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from sterna.config import Soonest
 from sterna.policy import candidate_table
 from sterna.policy.candidate_table import (
+    BATCH_SIZE,
     FEW_ROWS,
     FREENESS,
     HEADROOMS_TOKENS,
@@ -100,6 +101,10 @@ def assert_is_of(table: CandidateTable, candidates: list[Candidate]) -> None:
             each.load.normal_free_tokens - sum(one.demand_tokens for one in each.in_flight)
             for each in candidates
         ],
+        BATCH_SIZE: [
+            max(1, each.load.num_running + min(1, each.load.num_queuing) + len(each.in_flight))
+            for each in candidates
+        ],
     }
     for name, values in expected.items():
         assert table.column(name).tolist() == values
@@ -137,16 +142,24 @@ def test_a_part_of_a_table_is_the_table_of_these_instances(
         assert_is_of(table, candidates)
 
 
-@given(clusters(), st.data())
-def test_a_table_with_others_in_place_of_some_leaves_the_first_as_it_is(
-    candidates: list[Candidate], data: st.DataObject
+@given(clusters(), st.floats(0, 1), st.booleans(), st.data())
+def test_headrooms_count_by_their_share_whatever_is_asked_for_first(
+    candidates: list[Candidate], share: float, divides_overload: bool, data: st.DataObject
 ) -> None:
+    policy = replace(STERNA, divides_overload=divides_overload)
+    candidates = [replace(each, policy=policy) for each in candidates]
     table = as_table(candidates)
-    rows = data.draw(st.sets(st.integers(0, len(candidates) - 1)))
-    others = {row: data.draw(instances(candidates[row].instance_id)) for row in sorted(rows)}
-    made = table.replaced(others)
+    made = table.with_headroom_share(share)
+    expected = [
+        replace(each, headroom_share=share) if each.headrooms_tokens else each
+        for each in candidates
+    ]
+    for row in data.draw(st.lists(st.integers(0, len(candidates) - 1), max_size=3)):
+        assert made[row] == made.of(expected[row].instance_id) == expected[row]
+    part = made.where(made.column(IS_TERMINATING) == 0)
+    assert_is_of(part, [each for each in expected if not each.load.is_terminating])
+    assert_is_of(made, expected)
     assert_is_of(table, candidates)
-    assert_is_of(made, [others.get(row, each) for row, each in enumerate(candidates)])
 
 
 def cost_alone(

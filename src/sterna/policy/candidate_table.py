@@ -6,7 +6,7 @@ row.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import overload
 
 import numpy as np
@@ -35,11 +35,12 @@ Order = Callable[[Candidate], float | tuple[float | InstanceId, ...]]
     ROOM_TOKENS,
     HEADROOMS_TOKENS,
     NORMAL_FREE_TOKENS,
-) = range(13)
-"""The columns: properties of `Candidate` and of its load. The last one is the load's, less the
-demands in flight."""
+    BATCH_SIZE,
+) = range(14)
+"""The columns: properties of `Candidate` and of its load. The last but one is the load's, less the
+demands in flight; the last one is what a freeness is divided by."""
 
-NUM_COLUMNS = 13
+NUM_COLUMNS = 14
 
 FEW_ROWS = 32
 """Fewer rows are written one by one, which is faster then."""
@@ -61,6 +62,9 @@ class CandidateTable(Sequence[Candidate]):
         # Rows that have changed since the columns were made.
         self._changed: set[int] = set()
         self._rows: dict[InstanceId, int] | None = None
+        # The rows whose instances are still without this share of their headrooms.
+        self._unshared: set[int] = set()
+        self._headroom_share = 1.0
         # Of a part of another table: that table, and the rows.
         self._whole: CandidateTable | None = None
         self._part: NDArray[np.intp] | None = None
@@ -78,6 +82,8 @@ class CandidateTable(Sequence[Candidate]):
     def __getitem__(self, place: int | slice) -> Candidate | list[Candidate]:
         if self._whole is not None and self._part is not None and isinstance(place, int):
             return self._whole[int(self._part[place])]
+        if isinstance(place, int):
+            return self._at(place)
         return self._every[place]
 
     @property
@@ -107,12 +113,12 @@ class CandidateTable(Sequence[Candidate]):
         """The instance of this id, which is in the table."""
         if self._whole is not None:
             return self._whole.of(instance_id)
-        return self._every[self._row_of[instance_id]]
+        return self._at(self._row_of[instance_id])
 
     def find(self, instance_id: InstanceId) -> Candidate | None:
         """The instance of this id; None if it is not in the table. Not in a part of a table."""
         row = self._row_of.get(instance_id)
-        return None if row is None else self._every[row]
+        return None if row is None else self._at(row)
 
     def spread(self, of_instances: Mapping[InstanceId, float]) -> Column:
         """A number of each instance from those that have one; 0 for the others."""
@@ -150,12 +156,26 @@ class CandidateTable(Sequence[Candidate]):
             every[row] = candidate
         self._changed.update(candidates)
 
-    def replaced(self, candidates: Mapping[int, Candidate]) -> "CandidateTable":
-        """A table with these in place of the ones of these rows."""
+    def with_headroom_share(self, share: float) -> "CandidateTable":
+        """A table in which all headrooms count by this share. Not of a part of a table.
+
+        Its columns have it at once, and its instances when they are asked for: with a thousand of
+        them that is most of the time of a decision.
+        """
         made = CandidateTable(self._every)
-        made._columns = self.columns.copy()
         made._rows = self._rows
-        made.put(candidates)
+        made._headroom_share = share
+        made._columns = columns = self.columns.copy()
+        rows = np.flatnonzero(columns[HEADROOMS_TOKENS])
+        made._unshared = set(rows.tolist())
+        counted_tokens = share * columns[HEADROOMS_TOKENS, rows]
+        columns[VIRTUAL_LOAD_TOKENS, rows] = columns[REAL_LOAD_TOKENS, rows] + counted_tokens
+        free_tokens = columns[NORMAL_FREE_TOKENS, rows] - counted_tokens
+        freeness = free_tokens / columns[BATCH_SIZE, rows]
+        if not self._every[0].policy.divides_overload:
+            freeness = np.where(free_tokens > 0, freeness, free_tokens)
+        freeness[columns[IS_TERMINATING, rows] != 0] = -np.inf
+        columns[FREENESS, rows] = freeness
         return made
 
     @property
@@ -169,9 +189,19 @@ class CandidateTable(Sequence[Candidate]):
         if self._candidates is None:
             assert self._whole is not None
             assert self._part is not None
-            every = self._whole._every
-            self._candidates = [every[row] for row in self._part.tolist()]
+            self._candidates = [self._whole._at(row) for row in self._part.tolist()]
+        for row in tuple(self._unshared):
+            self._at(row)
         return self._candidates
+
+    def _at(self, row: int) -> Candidate:
+        if self._candidates is None:
+            return self._every[row]
+        if row in self._unshared:
+            self._unshared.remove(row)
+            candidate = replace(self._candidates[row], headroom_share=self._headroom_share)
+            self._candidates[row] = candidate
+        return self._candidates[row]
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +252,7 @@ def _row(candidate: Candidate) -> tuple[float, ...]:
     num_requests = load.num_running + load.num_queuing
     uncomputed_tokens, uncomputed_pairs = load.uncomputed_tokens, load.uncomputed_pairs
     in_flight_tokens = 0
+    batch_size = load.num_running + (1 if load.num_queuing else 0) + len(in_flight)
     if in_flight:
         num_requests += len(in_flight)
         uncomputed_tokens, uncomputed_pairs = (
@@ -249,4 +280,5 @@ def _row(candidate: Candidate) -> tuple[float, ...]:
         room_tokens,
         headrooms_tokens,
         load.normal_free_tokens - in_flight_tokens,
+        batch_size or 1,
     )

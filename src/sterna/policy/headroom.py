@@ -22,7 +22,6 @@ while the gain of high-priority requests grows with d itself.
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 from math import sqrt
 
 import numpy as np
@@ -47,11 +46,9 @@ def shared(candidates: Iterable[Candidate]) -> CandidateTable:
     Terminating instances do not count in the share: they take no requests.
     """
     table = as_table(candidates)
-    headrooms_tokens = table.column(HEADROOMS_TOKENS)
-    if not np.count_nonzero(headrooms_tokens):
+    if not np.count_nonzero(table.column(HEADROOMS_TOKENS)):
         return table
-    share, rows = _share(table), np.flatnonzero(headrooms_tokens).tolist()
-    return table.replaced({row: replace(table[row], headroom_share=share) for row in rows})
+    return table.with_headroom_share(_share(table))
 
 
 def _share(table: CandidateTable) -> float:

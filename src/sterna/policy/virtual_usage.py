@@ -264,8 +264,7 @@ def freeness_of(
     state, it is taken for a request that will run.
     """
     num_in_line = 1 if load.num_queuing else 0
-    free_tokens = _free_tokens(load, headroom_share)
-    return _corrected(load, free_tokens, in_flight, num_in_line, policy)
+    return _corrected(load, in_flight, num_in_line, policy, headroom_share)
 
 
 def dispatch_freeness_of(
@@ -276,8 +275,7 @@ def dispatch_freeness_of(
 ) -> float:
     """Dispatch freeness: `freeness_of` with every queuing request in the batch
     (`batch_counts_queue`)."""
-    free_tokens = _free_tokens(load, headroom_share)
-    return _corrected(load, free_tokens, in_flight, load.num_queuing, policy)
+    return _corrected(load, in_flight, load.num_queuing, policy, headroom_share)
 
 
 def normal_freeness_of(
@@ -288,7 +286,7 @@ def normal_freeness_of(
     """Freeness for the normal priority: `freeness_of` without any headroom (Section 4.4.3,
     auto-scaling)."""
     num_in_line = 1 if load.num_queuing else 0
-    return _corrected(load, load.normal_free_tokens, in_flight, num_in_line, policy)
+    return _corrected(load, in_flight, num_in_line, policy, headroom_share=0.0)
 
 
 def is_source_by_memory(
@@ -321,27 +319,24 @@ def lowest_with_headroom(total_tokens: int, policy: PolicyConfig) -> Priority | 
     return min(priorities, default=None)
 
 
-def _free_tokens(load: InstanceLoad, headroom_share: float) -> float:
-    if headroom_share == 1.0:
-        return load.free_tokens
-    headrooms = load.normal_free_tokens - load.free_tokens
-    return load.normal_free_tokens - headroom_share * headrooms
-
-
 def _corrected(
     load: InstanceLoad,
-    free_tokens: float,
     in_flight: Iterable[NewRequest],
     num_in_line: int,
     policy: PolicyConfig,
+    headroom_share: float,
 ) -> float:
     if load.is_terminating:
         # Lines 12 and 13: the fake request's infinite usage leaves minus infinity.
         return -math.inf
     batch_size = load.num_running + num_in_line
+    normal_free_tokens = load.normal_free_tokens
     for request in in_flight:
-        free_tokens -= request.demand_tokens
+        normal_free_tokens -= request.demand_tokens
         batch_size += 1
+    # `CandidateTable.with_headroom_share` computes the same, to the last bit.
+    headrooms_tokens = load.normal_free_tokens - load.free_tokens
+    free_tokens = normal_free_tokens - headroom_share * headrooms_tokens
     # An idle instance counts as one request, so that its freeness stays finite.
     return _steps(free_tokens, batch_size or 1, policy)
 
