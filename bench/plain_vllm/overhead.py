@@ -245,8 +245,10 @@ class _Measurement:
     def _loaded(self, side: str, server: psutil.Process, load: Load, seed: int) -> Row:
         rate = self._rate(load)
         others, used_s = ForeignLoad(), tree_cpu_s(server)
-        with _busy_core() if load.with_busy_core else contextlib.nullcontext():
+        with _BusyCore() if load.with_busy_core else contextlib.nullcontext() as busy:
             row = measure(self._urls[side], self._model, load, rate=rate, seed=seed)
+            if busy is not None:
+                row["busy_program_cores"] = round(busy.cores(), 3)
         row["server_cpu_s"] = rounded(tree_cpu_s(server) - used_s)
         row["foreign_cores"] = round(others.cores(), 2)
         self._notes.say(
@@ -278,15 +280,22 @@ class _Measurement:
         }
 
 
-@contextlib.contextmanager
-def _busy_core() -> Iterator[None]:
-    """Keep one core busy for as long as the context lasts."""
-    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-    try:
-        yield
-    finally:
-        process.kill()
-        process.wait()
+class _BusyCore:
+    """Another program that would keep one core busy, for as long as the context lasts."""
+
+    def __enter__(self) -> "_BusyCore":
+        self._begun_s = time.monotonic()
+        self._program = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._program.kill()
+        self._program.wait()
+
+    def cores(self) -> float:
+        """The part of a core that it has got so far."""
+        used_s = sum(psutil.Process(self._program.pid).cpu_times()[:2])
+        return used_s / (time.monotonic() - self._begun_s)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -41,7 +41,7 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
             found["ttft_added_ms"] = [compared["ttft"].median]
             found["tpot_ratio"] = [compared["tpot"].median]
     means = {name: rounded(sum(values) / len(values)) for name, values in found.items()}
-    idle = _of_idle(rows, STERNA, "idle_cores")
+    idle = _middle_of(rows, STERNA, "idle_cores")
     return {**means, "idle_cores": rounded(idle), "goals": [asdict(each) for each in goals(rows)]}
 
 
@@ -102,13 +102,14 @@ def markdown(rows: Sequence[Row]) -> str:
         cells = [each for pair in zip(both, ratios, strict=True) for each in pair]
         lines.append([f"{mode}, {load}", str(len(_pairs(rows, mode, load))), *cells])
     parts.append(markdown_table(header, lines))
+    parts += _busy_shares(rows)
     parts.append("A server without requests, and the time until it answers:")
     idle_lines = [
         [
             side,
-            number(60 * _of_idle(rows, side, "idle_cores")),
-            number(_of_idle(rows, side, "memory_bytes") / 2**20),
-            *(number(_of_idle(rows, side, "start_s", mode)) for mode in _modes(rows)),
+            number(60 * _middle_of(rows, side, "idle_cores")),
+            number(_middle_of(rows, side, "memory_bytes") / 2**20),
+            *(number(_middle_of(rows, side, "start_s", mode)) for mode in _modes(rows)),
         ]
         for side in (VLLM, STERNA)
     ]
@@ -117,6 +118,19 @@ def markdown(rows: Sequence[Row]) -> str:
     parts.append(markdown_table(idle_header, idle_lines))
     parts.append(goal_list([asdict(each) for each in goals(rows)]))
     return "\n\n".join(parts)
+
+
+def _busy_shares(rows: Sequence[Row]) -> list[str]:
+    """What the programs got that would keep a core busy beside the servers, for each mode."""
+    lines = []
+    for mode in _modes(rows):
+        got = [_middle_of(rows, side, "busy_program_cores", mode) for side in (VLLM, STERNA)]
+        if not any(map(math.isnan, got)):
+            lines.append(
+                f"{mode}: the program that would keep a core busy got {got[0]:.2f} of a core "
+                f"beside vLLM, {got[1]:.2f} beside Sterna."
+            )
+    return lines
 
 
 def goals(rows: Sequence[Row]) -> list[Goal]:
@@ -144,7 +158,7 @@ def goals(rows: Sequence[Row]) -> list[Goal]:
             found.append(Goal(f"{name}: added to TTFT", most, f"{added.text(1)} ms", is_reached))
             most, is_reached = f"at most {MOST_TPOT:g}", tpot.at_most(MOST_TPOT)
             found.append(Goal(f"{name}: TPOT", most, tpot.text(3), is_reached))
-    idle = _of_idle(rows, STERNA, "idle_cores")
+    idle = _middle_of(rows, STERNA, "idle_cores")
     if not math.isnan(idle):
         most = f"at most {100 * MOST_IDLE_CORES:g} % of a core"
         found.append(Goal("idle", most, f"{100 * idle:.1f} %", idle <= MOST_IDLE_CORES))
@@ -234,7 +248,7 @@ def _median(
     return float(np.median(values)) if values else math.nan
 
 
-def _of_idle(rows: Sequence[Row], side: str, name: str, mode: str | None = None) -> float:
+def _middle_of(rows: Sequence[Row], side: str, name: str, mode: str | None = None) -> float:
     values = [
         row[name]
         for row in rows

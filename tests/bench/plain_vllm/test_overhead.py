@@ -61,6 +61,23 @@ ROWS = [
 ]
 
 
+def test_the_page_says_what_a_busy_program_gets_beside_each_server() -> None:
+    """The median over runs; nothing for modes, and results, without both servers."""
+    rows = [
+        {**row(side, seed, BUSY, mode=mode), "busy_program_cores": cores}
+        for mode, side, seed, cores in (
+            *(("eager", VLLM, 1, 0.4), ("eager", VLLM, 2, 0.5), ("eager", VLLM, 3, 0.9)),
+            *(("eager", STERNA, 1, 0.75), ("compiled", VLLM, 1, 0.6)),
+        )
+    ]
+    found = [each for each in report.markdown([*ROWS, *rows]).splitlines() if "busy got" in each]
+    assert found == [
+        "eager: the program that would keep a core busy got 0.50 of a core beside vLLM, 0.75 "
+        "beside Sterna."
+    ]
+    assert "busy got" not in report.markdown(ROWS)
+
+
 def test_the_summary_has_medians_over_pairs_and_times_of_one_load() -> None:
     found = report.summary(ROWS)
     goals = found.pop("goals")
