@@ -44,6 +44,8 @@ class Pace:
     Args:
         first: the speed at the beginning of the measurement; by default it is measured now.
         say: called with messages for the user.
+        is_held: whether all pairs must have about this speed; else only the runs of each pair
+            must have the same.
         speed, wait: the functions that measure and wait.
     """
 
@@ -52,10 +54,12 @@ class Pace:
         first: float | None,
         say: Callable[[str], None],
         *,
+        is_held: bool = True,
         speed: Callable[[], float] = speed,
         wait: Callable[[float], None] = time.sleep,
     ) -> None:
         self._say = say
+        self._is_held = is_held
         self._speed = speed
         self._wait = wait
         self.first = self._latest = speed() if first is None else first
@@ -75,6 +79,8 @@ class Pace:
 
     def _is_as_at_first(self) -> bool:
         self._latest = self._speed()
+        if not self._is_held:
+            return True
         return self._is_near(self._latest, self.first, MAX_DRIFT, "at first")
 
     def _is_near(self, now: float, then: float, max_change: float, when: str) -> bool:

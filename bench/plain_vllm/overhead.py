@@ -116,7 +116,7 @@ def _measure(options: argparse.Namespace, rows: list[Row], folder: Path) -> None
     }
     # Both runs of a pair follow one start: a run that was interrupted between them is done again.
     rows[:] = overhead_report.paired(rows)
-    pace = None if options.quick else Pace(None, notes.say)
+    pace = None if options.quick else Pace(None, notes.say, is_held=False)
     measurements = [
         _Measurement(mode, model, (*engine_options, *MODES[mode]), loads, idle_s, rows, notes, pace)
         for mode in options.modes
@@ -226,30 +226,30 @@ class _Measurement:
         self._notes.say(f"{side}, {self._mode}: start {self._start_s[side]:.1f} s")
 
     def _rate(self, load: Load) -> float | None:
-        """Half of the requests a second that were measured first for prompts of this length; the
-        rate of the load's other rounds, where that pair was run once more."""
+        """Half of the requests a second that were measured first for prompts of this length, where
+        the machine kept its speed; the rate of the load's other rounds, where that pair was run
+        once more."""
         if not load.has_rate:
             return None
         for row in self._rows_of_mode():
             if row["load"] == load.name:
                 return float(row["rate"])
-        per_s: float = next(
-            row["requests_per_s"]
+        saturated = [
+            row
             for row in self._rows_of_mode()
             if row.get("is_saturated")
             and not row["with_busy_core"]
             and row["prompt_tokens"] == load.prompt_tokens
-        )
+        ]
+        per_s: float = (overhead_report.steady(saturated) or saturated)[0]["requests_per_s"]
         return per_s / 2
 
     def _loaded(self, side: str, server: psutil.Process, load: Load, seed: int) -> Row:
-        rate = self._rate(load)
-        others, used_s = ForeignLoad(), tree_cpu_s(server)
-        with _BusyCore() if load.with_busy_core else contextlib.nullcontext() as busy:
-            row = measure(self._urls[side], self._model, load, rate=rate, seed=seed)
-            if busy is not None:
-                row["busy_program_cores"] = round(busy.cores(), 3)
-        row["server_cpu_s"] = rounded(tree_cpu_s(server) - used_s)
+        rate, others = self._rate(load), ForeignLoad()
+        used: Row = {}
+        during = _counted(used, server, with_busy_core=load.with_busy_core)
+        row = measure(self._urls[side], self._model, load, rate=rate, seed=seed, during=during)
+        row |= used
         row["foreign_cores"] = round(others.cores(), 2)
         self._notes.say(
             f"{side}: {load.name}: {row['tokens_per_s']:.1f} tokens/s,"
@@ -280,22 +280,24 @@ class _Measurement:
         }
 
 
-class _BusyCore:
-    """Another program that would keep one core busy, for as long as the context lasts."""
-
-    def __enter__(self) -> "_BusyCore":
-        self._begun_s = time.monotonic()
-        self._program = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._program.kill()
-        self._program.wait()
-
-    def cores(self) -> float:
-        """The part of a core that it has got so far."""
-        used_s = sum(psutil.Process(self._program.pid).cpu_times()[:2])
-        return used_s / (time.monotonic() - self._begun_s)
+@contextlib.contextmanager
+def _counted(used: Row, server: psutil.Process, *, with_busy_core: bool) -> Iterator[None]:
+    """Enter the processor time that the server takes within the context, and the part of a core
+    that another program gets meanwhile which would keep one busy."""
+    begun_s, used_s = time.monotonic(), tree_cpu_s(server)
+    program = None
+    if with_busy_core:
+        program = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        yield
+        used["server_cpu_s"] = rounded(tree_cpu_s(server) - used_s)
+        if program is not None:
+            got_s = sum(psutil.Process(program.pid).cpu_times()[:2])
+            used["busy_program_cores"] = round(got_s / (time.monotonic() - begun_s), 3)
+    finally:
+        if program is not None:
+            program.kill()
+            program.wait()
 
 
 def _parser() -> argparse.ArgumentParser:

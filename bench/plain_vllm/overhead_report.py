@@ -27,7 +27,7 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
     `busy_throughput_ratio` that beside a busy core: means of the medians of their loads.
     `ttft_added_ms` and `tpot_ratio` are the medians of one load, `SUMMARY_LOAD` in `SUMMARY_MODE`.
     """
-    rows = _steady(rows)
+    rows = steady(rows)
     found: dict[str, list[float]] = {}
     for row in _first_rows(rows):
         compared = _compared(rows, row["mode"], row["load"])
@@ -47,28 +47,40 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
 
 def paired(rows: Sequence[Row]) -> list[Row]:
     """The rows of which the other server has one as well."""
-    num_sides = Counter((row["mode"], row["seed"], row["load"]) for row in rows)
-    return [row for row in rows if num_sides[row["mode"], row["seed"], row["load"]] > 1]
+    num_sides = Counter(map(_pair_of, rows))
+    return [row for row in rows if num_sides[_pair_of(row)] > 1]
+
+
+def steady(rows: Sequence[Row]) -> list[Row]:
+    """Those of pairs that count: the machine kept its speed, and no request failed."""
+    failing = {_pair_of(row) for row in rows if row.get("failed")}
+    return [row for row in rows if row.get("is_steady", True) and _pair_of(row) not in failing]
 
 
 def counted(rows: Sequence[Row], mode: str, seed: int) -> set[str]:
-    """The loads of a round with a pair of runs during which the machine kept its speed."""
-    return {row["load"] for row in _steady(rows) if (row["mode"], row["seed"]) == (mode, seed)}
+    """The loads of a round with a pair of runs that counts."""
+    return {row["load"] for row in steady(rows) if (row["mode"], row["seed"]) == (mode, seed)}
 
 
 def replaced(rows: Sequence[Row], pair: Sequence[Row]) -> list[Row]:
     """The rows with this pair, in place of an earlier one of the same round and load."""
-    new = {(row["mode"], row["seed"], row["load"]) for row in pair}
-    places = [n for n, row in enumerate(rows) if (row["mode"], row["seed"], row["load"]) in new]
+    new = set(map(_pair_of, pair))
+    places = [n for n, row in enumerate(rows) if _pair_of(row) in new]
     kept = [row for n, row in enumerate(rows) if n not in places]
     place = places[0] if places else len(kept)
     return [*kept[:place], *pair, *kept[place:]]
 
 
+def _pair_of(row: Row) -> tuple[str, int, str]:
+    return row["mode"], row["seed"], row["load"]
+
+
 def markdown(rows: Sequence[Row]) -> str:
     """All tables."""
-    num_unsteady = (len(rows) - len(_steady(rows))) // 2
-    rows = _steady(rows)
+    left_out = [row for row in rows if row not in steady(rows)]
+    num_failed = len({_pair_of(row) for row in left_out if row.get("failed")})
+    num_unsteady = len(set(map(_pair_of, left_out))) - num_failed
+    rows = steady(rows)
     parts = [
         f"Medians over pairs of runs, with {INTERVALS}; times and tokens in the table are those "
         "of vLLM, then of Sterna:"
@@ -79,6 +91,8 @@ def markdown(rows: Sequence[Row]) -> str:
             f"Of all pairs of runs, {num_unsteady} do not count: the machine's speed changed by "
             "more than a fifth in three attempts. `--continue` measures them once more.",
         )
+    if num_failed:
+        parts.insert(0, f"Of all pairs of runs, {num_failed} do not count: requests failed.")
     header = (
         *("load", "pairs", "tokens/s", "ratio", "TTFT mean [ms]", "added [ms]", "TPOT mean [ms]"),
         *("ratio", "processor time a token [ms]", "ratio"),
@@ -135,7 +149,7 @@ def _busy_shares(rows: Sequence[Row]) -> list[str]:
 
 def goals(rows: Sequence[Row]) -> list[Goal]:
     """What Sterna may cost at most, for each load, and idle."""
-    rows = _steady(rows)
+    rows = steady(rows)
     found = []
     for row in _first_rows(rows):
         compared = _compared(rows, row["mode"], row["load"])
@@ -163,11 +177,6 @@ def goals(rows: Sequence[Row]) -> list[Goal]:
         most = f"at most {100 * MOST_IDLE_CORES:g} % of a core"
         found.append(Goal("idle", most, f"{100 * idle:.1f} %", idle <= MOST_IDLE_CORES))
     return found
-
-
-def _steady(rows: Sequence[Row]) -> list[Row]:
-    """Those of pairs during which the machine kept its speed."""
-    return [row for row in rows if row.get("is_steady", True)]
 
 
 def _first_rows(rows: Sequence[Row]) -> list[Row]:
@@ -198,7 +207,8 @@ def _tpot(row: Row) -> float:
 def _cpu(row: Row) -> float:
     """Processor time of all of the server's processes for a token, in ms.
 
-    The time is that of the warm-up, too. Older rows lack its tokens, a few percent of all.
+    In older rows the time is also that in which the client started and warmed the server up, for
+    whose tokens `warm_up_tokens` stands.
     """
     num_tokens = row["tokens_per_s"] * row["duration_s"] + row.get("warm_up_tokens", 0)
     return 1_000 * float(row["server_cpu_s"] / num_tokens)
@@ -207,7 +217,7 @@ def _cpu(row: Row) -> float:
 def throughput_ratio(rows: Sequence[Row], mode: str, load: str) -> float | None:
     """Sterna's tokens a second over those of plain vLLM, the median over pairs; None without
     one."""
-    compared = _compared(_steady(rows), mode, load)
+    compared = _compared(steady(rows), mode, load)
     return None if compared is None else compared["throughput"].median
 
 

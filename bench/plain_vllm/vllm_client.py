@@ -1,9 +1,13 @@
 """vLLM's own benchmark client, `vllm bench serve`, which sends the requests of a load."""
 
+import contextlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +19,9 @@ TIMEOUT_S = 1_800.0
 
 NUM_WARM_UPS = 2
 """Requests that the client sends before those that it counts."""
+
+BEGIN, END = "Starting main benchmark run", " Serving Benchmark Result "
+"""What the client prints before and after the requests that it counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +54,23 @@ class Load:
         return self.at_once is None
 
 
-def measure(url: str, model: Path, load: Load, *, rate: float | None, seed: int) -> Row:
+def measure(
+    url: str,
+    model: Path,
+    load: Load,
+    *,
+    rate: float | None,
+    seed: int,
+    during: contextlib.AbstractContextManager[None],
+) -> Row:
     """Send the load to a server.
-
-    The row's `warm_up_tokens` are output tokens that count in none of its other numbers.
 
     Args:
         model: the folder with the tokenizer.
         rate: requests a second, on average, unless the load says how many are under way.
         seed: of prompts and arrivals.
+        during: entered for the requests that count: not while the client starts, draws prompts and
+            warms the server up.
 
     Raises:
         ConfigurationError: the client failed, or no request was answered; the message says why.
@@ -76,15 +91,37 @@ def measure(url: str, model: Path, load: Load, *, rate: float | None, seed: int)
             command += ["--max-concurrency", str(load.at_once)]
         elif rate is not None:
             command += ["--request-rate", f"{rate:g}"]
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S
-        )
+        errors = Path(folder) / "errors.txt"
+        returncode = _run(command, errors, during)
         path = Path(folder) / "run.json"
-        if done.returncode != 0 or not path.is_file():
-            lines = done.stderr.strip().splitlines() or ["without any output"]
+        if returncode != 0 or not path.is_file():
+            lines = errors.read_text().strip().splitlines() or ["without any output"]
             raise ConfigurationError(f"vllm bench serve failed: {lines[-1]}")
-        row = _row(json.loads(path.read_text()))
-        return {**row, "warm_up_tokens": NUM_WARM_UPS * load.output_tokens}
+        return _row(json.loads(path.read_text()))
+
+
+def _run(
+    command: Sequence[str], errors: Path, during: contextlib.AbstractContextManager[None]
+) -> int:
+    """Run the client to its end, at most `TIMEOUT_S`; returns its exit status."""
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with errors.open("w") as file, contextlib.ExitStack() as counted:
+        client = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=file, text=True, env=environment
+        )
+        counted.callback(client.wait)
+        counted.callback(client.kill)
+        limit = threading.Timer(TIMEOUT_S, client.kill)
+        limit.start()
+        counted.callback(limit.cancel)
+        assert client.stdout is not None
+        with contextlib.ExitStack() as counting:
+            for line in client.stdout:
+                if BEGIN in line:
+                    counting.enter_context(during)
+                elif END in line:
+                    counting.close()
+        return client.wait()
 
 
 def _row(found: dict[str, Any]) -> Row:

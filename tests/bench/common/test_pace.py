@@ -63,6 +63,15 @@ def test_patience_has_an_end() -> None:
     assert machine.waited_s == WAIT_TIMEOUT_S
 
 
+def test_where_only_pairs_are_compared_another_speed_is_not_waited_for() -> None:
+    machine = Machine(150.0, 150.0, 150.0, 50.0, 50.0, 50.0)
+    pace = Pace(100.0, machine.said.append, is_held=False, speed=machine.speed, wait=machine.wait)
+    for _ in range(2):
+        runs, is_steady = at_one_speed(pace, ["a", "b"], lambda side, _: side, machine.said.append)
+        assert (runs, is_steady) == (["a", "b"], True)
+    assert (machine.said, machine.waited_s) == ([], 0.0)
+
+
 @pytest.mark.slow
 def test_the_speed_is_that_of_this_machine() -> None:
     """A toaster is slower, and no two cores do 100,000 billions a second."""

@@ -126,7 +126,7 @@ def test_each_load_has_the_number_of_its_pairs_that_count() -> None:
     assert f"| eager, {HALF} | 1 | " in text
 
 
-def test_the_tokens_of_the_warm_up_have_their_part_of_the_processor_time() -> None:
+def test_in_older_rows_the_tokens_of_the_warm_up_have_their_part_of_the_processor_time() -> None:
     """By hand: 20 s for 1,000 tokens and 1,000 of the warm-up are 10 ms a token."""
     warmed = [{**each, "warm_up_tokens": 1_000} for each in ROWS if each["load"] == BUSY]
     assert "| 10.0 / 10.2 | 1.02 |" in report.markdown(warmed)
@@ -158,6 +158,17 @@ def test_pairs_at_two_speeds_of_the_machine_do_not_count() -> None:
     assert report.summary(rows) == report.summary(ROWS)
     text = report.markdown(rows)
     assert text.startswith("Of all pairs of runs, 1 do not count")
+    assert text.endswith(report.markdown(ROWS))
+
+
+def test_pairs_with_failed_requests_do_not_count_and_are_measured_again() -> None:
+    """Those that a server refuses would leave it faster for the others."""
+    failing = [row(VLLM, 4, HALF), {**row(STERNA, 4, HALF, ttft=5.0), "failed": 3}]
+    rows = [*ROWS, *failing]
+    assert report.summary(rows) == report.summary(ROWS)
+    assert report.counted(rows, "eager", 4) == set()
+    text = report.markdown(rows)
+    assert text.startswith("Of all pairs of runs, 1 do not count: requests failed.")
     assert text.endswith(report.markdown(ROWS))
 
 
