@@ -59,6 +59,7 @@ def _measure(options: argparse.Namespace, rows: list[Row], folder: Path) -> None
     sides = [side(each) for each in options.sides]
     notes = Notes()
     model = ensure_small_model(default_cache_folder(os.environ), notes.say)
+    rows[:] = report.whole(rows, {each.name for each in sides})
     known = {(row["replicas"], row["side"], row["seed"], row["load"]) for row in rows}
     for num_replicas in options.replicas:
         for first in range(1, options.rounds + 1, ROUNDS_OF_A_START):

@@ -2,7 +2,7 @@
 rows alone."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from statistics import fmean
 from typing import Any
@@ -50,6 +50,17 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
         if any(row["side"] == name for row in of_number)
     ]
     return {"ratios": ratios, "goals": [asdict(each) for each in goals(rows)]}
+
+
+def whole(rows: Sequence[Row], sides: Collection[str]) -> list[Row]:
+    """The rows without those of these sides where one of them lacks: sides are compared as they run
+    one after the other, and are measured together again."""
+
+    def group(row: Row) -> tuple[int, int, str]:
+        return row["replicas"], row["seed"], row["load"]
+
+    found = Counter(group(row) for row in rows if row["side"] in sides)
+    return [row for row in rows if row["side"] not in sides or found[group(row)] == len(sides)]
 
 
 def goals(rows: Sequence[Row]) -> list[Goal]:

@@ -39,7 +39,7 @@ LOOK_INTERVAL_S = 0.1
 
 SIGNS: Mapping[str, Mapping[str, str]] = {
     STERNA: {"options": "\nstarting ", "engines": "instance ready"},
-    VLLM: {"options": "Initializing a V1 LLM engine", "engines": "init engine ("},
+    VLLM: {"options": "non-default args: ", "engines": "init engine ("},
 }
 """The words with which a server ends each stage. The engines end theirs with the last of them."""
 
@@ -54,6 +54,7 @@ def _measure(options: argparse.Namespace, rows: list[Row], folder: Path) -> None
     notes = Notes()
     model = ensure_small_model(default_cache_folder(os.environ), notes.say)
     modes = (report.EAGER,) if options.quick else report.MODES
+    rows[:] = report.paired(rows)
     known = {(row["replicas"], row["side"], row["seed"]) for row in rows}
     for seed in range(1, options.rounds + 1):
         for replicas in options.replicas:

@@ -24,6 +24,14 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
     return {"first_token_ratio": ratios}
 
 
+def paired(rows: Sequence[Row]) -> list[Row]:
+    """The rows of those starts of which the other server has one as well, of the same round."""
+    sides: dict[tuple[int, int], set[str]] = {}
+    for row in rows:
+        sides.setdefault((row["replicas"], row["seed"]), set()).add(row["side"])
+    return [row for row in rows if len(sides[row["replicas"], row["seed"]]) > 1]
+
+
 def markdown(rows: Sequence[Row]) -> str:
     """The table of the page."""
     lines = []

@@ -14,6 +14,7 @@ engine's events say in any case; traces are off.
 import argparse
 import asyncio
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from bench.processes.front_end_report import IDLE
 from bench.serving.comparing import add_round_options, rows_in_rounds
 from bench.serving.measured import LOGS, Notes
 from bench.serving.served import served
+from sterna.errors import ConfigurationError
 
 NAME = "explain"
 
@@ -57,8 +59,8 @@ PROCESSES: Mapping[str, str] = {"front end": "_FrontendActor", "scheduler": "_Sc
 
 GOAL_SHARE = 0.01
 
-RECORDED_S = 12
-"""Longer than either load takes: py-spy is waited for."""
+RECORDED_S = {SHORT.name: 12, LONG.name: 40}
+"""Longer than each load takes: py-spy is waited for."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -101,8 +103,14 @@ def _rows_of_server(
         # What is imported and made with the first requests.
         asyncio.run(send(url, replace(loads[0], num_streams=64)))
         for load in loads:
-            with py_spy.recording(spy, pids, RECORDED_S) as stacks:
+            recorded_s, begun_s = RECORDED_S[load.name], time.monotonic()
+            with py_spy.recording(spy, pids, recorded_s) as stacks:
                 failed = asyncio.run(send(url, load)).num_failed
+                if (took_s := time.monotonic() - begun_s) > recorded_s:
+                    raise ConfigurationError(
+                        f"{load.name} took {took_s:.0f} s, of which {recorded_s} are recorded: "
+                        "the machine is too slow, or does something else"
+                    )
             counts = {name: seen(lines) for name, lines in stacks.items()}
             row = {
                 **{"seed": seed, "load": load.name, "n": load.num_streams, "failed": failed},

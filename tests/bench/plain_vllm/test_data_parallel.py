@@ -30,6 +30,14 @@ def row(
     return {"side": side, "seed": seed, "replicas": replicas, "load": load, **ones, **values}
 
 
+def test_sides_that_were_not_all_measured_are_measured_again_together() -> None:
+    """Others that are not asked for now, and groups that have all, stay."""
+    kept = [row(STERNA, 1), row(VLLM, 1), row(VLLM_LEAN, 2)]
+    rows = [*kept, row(STERNA, 2), row(VLLM, 2, replicas=3)]
+    assert report.whole(rows, {STERNA, VLLM}) == kept
+    assert report.whole(rows, {STERNA}) == rows
+
+
 def test_the_tables_have_means_and_factors_of_each_number_of_replicas() -> None:
     """By hand: TTFT is four times, and once, that of Sterna; twice in the mean."""
     rows = [

@@ -42,6 +42,11 @@ def test_the_table_has_both_servers_and_leaves_out_what_is_not_known() -> None:
     assert f"| 2, compiled before | {STERNA} | 1 | 10.0 |  | 30.0 | 40.0 |  |" in lines
 
 
+def test_starts_of_one_server_alone_are_measured_again_with_the_other() -> None:
+    """What stopped in between went on another day, or on a slower machine."""
+    assert report.paired([*ROWS, row(STERNA, 4, 50.0)]) == ROWS
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_a_quick_run_has_the_stages_of_both_servers() -> None:
