@@ -132,6 +132,20 @@ def test_another_attempt_belongs_to_the_same_history(histories: Histories) -> No
     assert [each["event"] for each in found["events"][-3:]] == ["lost", "dispatched", "finished"]
 
 
+def test_the_id_of_a_later_attempt_stands_for_its_request(histories: Histories) -> None:
+    histories.on_sent_again(TERN, 40, 11.0)
+    histories.on_sent(AGAIN, I3, 18, 11.2)
+    assert [each["id"] for each in histories.described(AGAIN)] == [TERN]
+
+
+def test_a_clients_name_may_look_like_a_later_attempt() -> None:
+    name = "gull-9f86d082+1"
+    request_id = RequestId(f"chatcmpl-{name}-9f86d081")
+    histories = Histories()
+    histories.begin(asked(request_id), "normal", 10.0, arrived_s=ARRIVED_S)
+    assert [each["id"] for each in histories.described(name)] == [request_id]
+
+
 def test_the_first_output_behind_the_lost_ones_is_an_event(histories: Histories) -> None:
     histories.on_output(TERN, 10.5)
     histories.on_sent_again(TERN, 40, 11.0)

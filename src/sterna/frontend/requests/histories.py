@@ -300,7 +300,8 @@ class Histories:
     def described(self, name: str) -> list[Described]:
         """The histories of all requests that a client or operator may call so, oldest first."""
         every = [*self._ended.items(), *self._live.items()]
-        exact = [each for each in every if each[0] == name]
+        engine_id = without_attempt(RequestId(name))
+        exact = [each for each in every if each[0] == engine_id]
         found = exact or [each for each in every if name in names_of(each[0])]
         return [_described(request_id, history) for request_id, history in found]
 
