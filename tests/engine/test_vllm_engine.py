@@ -334,7 +334,7 @@ def test_other_weights_of_a_repository_have_another_format(
         assert (name, revision) == ("terns/arctic", None)
         return str(tmp_path / ("b" * 40))
 
-    monkeypatch.setattr("sterna.engine.vllm.facts.snapshot_download", snapshot)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
 
     def of(revision: str | None) -> str:
         config = copy.copy(vllm_core.vllm_config)

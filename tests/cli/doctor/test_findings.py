@@ -145,6 +145,29 @@ def test_memory_is_that_of_the_models_weights_in_each_instance() -> None:
     assert levels(CUDA, replace(wanted, num_instances=4)) == {}
 
 
+@pytest.mark.parametrize(
+    ("cpu_flags", "too_small", "enough"),
+    [
+        (CPU.cpu_flags, 3_425, 3_426),
+        # Without AVX-512 it is computed in 32 bits.
+        (frozenset({"avx2"}), 4_451, 4_452),
+    ],
+    ids=["16 bits", "32 bits"],
+)
+def test_memory_is_that_of_the_small_models_weights_and_kv_caches(
+    cpu_flags: frozenset[str], too_small: int, enough: int
+) -> None:
+    """By hand, in MiB: two instances take 257 of weights, 256 of a KV cache and 1,200 each."""
+    machine = replace(CPU, cpu_flags=cpu_flags)
+    assert levels(replace(machine, available_bytes=enough << 20)).get("memory") is None
+    assert levels(replace(machine, available_bytes=too_small << 20))["memory"] is Level.ERROR
+
+
+def test_memory_is_that_of_a_downloaded_models_weights() -> None:
+    named = Model("org/model", is_folder=False, has_config=False, weight_bytes=31 << 30)
+    assert levels(CPU, replace(SMALL, model=named)) == {"memory": Level.ERROR}
+
+
 def test_a_folder_without_a_configuration_is_no_model() -> None:
     wanted = replace(SMALL, model=replace(ITS_MODEL, has_config=False))
     assert levels(CPU, wanted) == {"model": Level.ERROR}

@@ -5,6 +5,7 @@ import os
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -117,6 +118,23 @@ def test_models_are_folders_or_names(tmp_path: Path) -> None:
     assert (found.is_folder, found.has_config, found.weight_bytes) == (True, True, 100)
     assert look_at_model("./missing").is_folder
     assert not look_at_model("org/model").is_folder
+
+
+@pytest.mark.vllm
+def test_the_weights_of_a_downloaded_model_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model.safetensors").write_bytes(bytes(100))
+
+    def snapshot(name: str, **_: Any) -> str:
+        if name != "org/model":
+            raise FileNotFoundError(name)
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    found, missing = (look_at_model(name) for name in ("org/model", "org/other"))
+    assert (found.is_folder, found.weight_bytes) == (False, 100)
+    assert (missing.is_folder, missing.weight_bytes) == (False, 0)
 
 
 def test_the_exit_status_says_whether_a_server_can_start(

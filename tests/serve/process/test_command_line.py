@@ -19,10 +19,10 @@ import yaml
 
 from sterna.cli.main import main
 from sterna.cli.serve import read_options
-from sterna.cli.serve.engine_options import weight_bytes_of
 from sterna.cli.serve.read_options import parse, read
 from sterna.cli.serve.serve_command import engine_environment
 from sterna.cli.serve.serve_options import cluster_config
+from sterna.engine.model_files import weight_bytes_of
 from sterna.errors import ConfigurationError, SternaError
 from sterna.runtime.home import options_process
 from tests.models import small_model

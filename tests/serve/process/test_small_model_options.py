@@ -5,11 +5,13 @@ import vllm.engine.arg_utils
 import vllm.platforms
 from vllm.platforms.interface import UnspecifiedPlatform
 
-from sterna.cli.serve.engine_options import checked_engine_config
+from sterna.cli.serve.engine_options import SMALL_MODEL_WEIGHT_BYTES, checked_engine_config
 from sterna.cli.serve.read_options import parse
+from sterna.engine.model_files import weight_bytes_of
 from sterna.engine.vllm import arguments
 from sterna.engine.vllm.facts import total_tokens
 from sterna.errors import ConfigurationError
+from tests.models import small_model
 
 pytestmark = pytest.mark.vllm
 
@@ -21,6 +23,11 @@ def test_a_request_of_full_length_fits_whatever_the_precision(dtype: str) -> Non
     num_tokens = total_tokens(checked_engine_config(args))
     assert num_tokens is not None
     assert args.max_model_len == 8192 <= num_tokens < 12_000
+
+
+def test_its_weights_are_as_large_as_a_check_of_the_machine_assumes() -> None:
+    weight_bytes = weight_bytes_of(small_model())
+    assert weight_bytes <= SMALL_MODEL_WEIGHT_BYTES < weight_bytes + (1 << 20)
 
 
 def test_memory_that_is_given_is_what_there_is() -> None:

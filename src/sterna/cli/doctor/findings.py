@@ -5,7 +5,12 @@ from dataclasses import dataclass
 from enum import Enum
 
 from sterna.cli.doctor.machine import Machine, Model
-from sterna.cli.serve.engine_options import INSTANCE_OVERHEAD_BYTES, MIN_KV_CACHE_BYTES
+from sterna.cli.serve.engine_options import (
+    INSTANCE_OVERHEAD_BYTES,
+    MIN_KV_CACHE_BYTES,
+    SMALL_MODEL_KV_CACHE_BYTES,
+    SMALL_MODEL_WEIGHT_BYTES,
+)
 from sterna.runtime.processes.limits import ENOUGH, FEW
 
 SUPPORTED_PYTHON = ((3, 11), (3, 14))
@@ -187,7 +192,7 @@ def _processor(machine: Machine) -> Iterator[Finding]:
             f"{fact}, with neither AVX2 nor AVX-512",
             "vLLM for CPU needs one of them: use another machine",
         )
-    elif flags and "avx512f" not in flags:
+    elif _lacks_avx512(machine):
         yield Finding(
             Level.WARNING,
             "processor",
@@ -203,6 +208,10 @@ def _processor(machine: Machine) -> Iterator[Finding]:
         )
     else:
         yield Finding(Level.OK, "processor", fact)
+
+
+def _lacks_avx512(machine: Machine) -> bool:
+    return bool(machine.cpu_flags) and "avx512f" not in machine.cpu_flags
 
 
 def _compiler(machine: Machine) -> Iterator[Finding]:
@@ -265,9 +274,13 @@ def _memory(machine: Machine, wanted: Wanted) -> Iterator[Finding]:
     if not is_cpu_engine(machine):
         yield Finding(Level.OK, "memory", available)
         return
-    weight_bytes = 0 if wanted.model is None else wanted.model.weight_bytes
-    each = weight_bytes + INSTANCE_OVERHEAD_BYTES + MIN_KV_CACHE_BYTES
-    needed = each * wanted.num_instances
+    if wanted.model is not None:
+        model_bytes = wanted.model.weight_bytes + MIN_KV_CACHE_BYTES
+    else:
+        # Where 16 bits are computed in software, `sterna serve` takes 32 for it.
+        num_halves = 2 if _lacks_avx512(machine) else 1
+        model_bytes = num_halves * (SMALL_MODEL_WEIGHT_BYTES + SMALL_MODEL_KV_CACHE_BYTES)
+    needed = (model_bytes + INSTANCE_OVERHEAD_BYTES) * wanted.num_instances
     fact = f"{available}, and {wanted.num_instances} instances need {needed / GIB:.1f}"
     if needed > machine.available_bytes:
         yield Finding(Level.ERROR, "memory", fact, "lower --instances, or free some memory")

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sterna.cli.serve.cluster_address import listen_error
-from sterna.cli.serve.engine_options import has_configuration, weight_bytes_of
 from sterna.demo_model.small_model import SMOLLM2, default_cache_folder
 from sterna.engine.cpu_cores import num_usable_cores
+from sterna.engine.model_files import folder_of, has_configuration, weight_bytes_of
 from sterna.engine.profiling.profile_file import cpu_model
 from sterna.engine.vllm.guard import COMPANIONS, wrong_companions
 from sterna.folders import MEMORY
@@ -41,7 +41,7 @@ class Model:
         name: as on the command line.
         is_folder: whether it is a folder of this machine; else a name, which vLLM looks up.
         has_config: whether that folder has a configuration.
-        weight_bytes: size of that folder's weights.
+        weight_bytes: size of its weights; 0 of a model that has not been downloaded yet.
     """
 
     name: str
@@ -124,7 +124,8 @@ def look_at_model(name: str) -> Model:
     """Return the facts about a model, given by its folder or its name."""
     folder = Path(name).expanduser()
     if not (os.path.isdir(folder) or name.startswith((".", "/", "~"))):
-        return Model(name, is_folder=False, has_config=False, weight_bytes=0)
+        weight_bytes = weight_bytes_of(folder_of(name, None, None))
+        return Model(name, is_folder=False, has_config=False, weight_bytes=weight_bytes)
     return Model(
         name,
         is_folder=True,

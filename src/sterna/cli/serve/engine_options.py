@@ -1,6 +1,5 @@
 """Engine of an instance: its model, its share of the machine, and vLLM's own checks."""
 
-import contextlib
 import json
 import logging
 import os
@@ -12,6 +11,7 @@ from typing import Any
 
 from sterna.config import ClusterConfig, Soonest
 from sterna.engine.cpu_cores import num_usable_cores
+from sterna.engine.model_files import folder_of, has_configuration, weight_bytes_of
 from sterna.engine.vllm.guard import is_cpu_build
 from sterna.errors import ConfigurationError
 from sterna.runtime.processes.limits import available_memory_bytes
@@ -24,6 +24,9 @@ SMALL_MODEL_OPTIONS = {
     "max_num_seqs": 32,
 }
 """Options for the small model where the user gives none."""
+
+SMALL_MODEL_WEIGHT_BYTES = 257 << 20
+"""Weights of the small model in 16 bits."""
 
 SMALL_MODEL_KV_CACHE_BYTES = 256 * 1024 * 1024
 """KV cache of an instance of the small model in 16 bits: 11,000 tokens, the smallest memory with
@@ -90,50 +93,19 @@ def _print_progress(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def has_configuration(folder: Path) -> bool:
-    """Whether a model can be loaded from the folder, by its configuration."""
-    # Mistral's own format has its configuration in params.json. Path.is_file would raise where the
-    # folder may not be entered.
-    return any(os.path.isfile(folder / name) for name in ("config.json", "params.json"))
-
-
-def weight_bytes_of(folder: Path) -> int:
-    """The size of a model's weights; 0 for what is no folder."""
-    return sum(file.stat().st_size for file in _weight_files(folder))
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    """The files that vLLM loads: of weights that are there in several formats, one."""
-    index = folder / "model.safetensors.index.json"
-    with contextlib.suppress(OSError, ValueError, LookupError, AttributeError):
-        names = set(json.loads(index.read_bytes())["weight_map"].values())
-        return [folder / name for name in names if (folder / name).is_file()]
-    for pattern in ("model*.safetensors", "*.safetensors", "pytorch_model*.bin"):
-        if files := [*folder.glob(pattern)]:
-            return files
-    return []
-
-
 def _loaded_bytes(args: Namespace) -> int:
     """Main memory of the weights: those of 16 bits take twice the size of their files in 32; 0 of a
     model that has not been downloaded yet."""
     try:
         # vLLM keeps a configuration in Hugging Face's own cache.
-        config = json.loads((_folder_of(args, None) / "config.json").read_bytes())
+        its_folder = folder_of(args.model, args.revision, None)
+        config = json.loads((its_folder / "config.json").read_bytes())
         stored = config.get("dtype") or config.get("torch_dtype")
     except (OSError, ValueError, AttributeError):
         stored = None
     is_wider = args.dtype in IN_32_BITS and stored in ("bfloat16", "float16")
-    return weight_bytes_of(_folder_of(args, args.download_dir)) * (2 if is_wider else 1)
-
-
-def _folder_of(args: Namespace, cache: str | None) -> Path:
-    """Return the model's folder, which may be one in a cache of Hugging Face, or not exist."""
-    if os.path.isdir(args.model):
-        return Path(args.model)
-    from sterna.engine.vllm.facts import snapshot_folder
-
-    return snapshot_folder(args.model, args.revision, cache) or Path(args.model)
+    folder = folder_of(args.model, args.revision, args.download_dir)
+    return weight_bytes_of(folder) * (2 if is_wider else 1)
 
 
 def gpus_of(args: Namespace) -> int:

@@ -15,7 +15,8 @@ from typing import Any
 from vllm.lora.request import LoRARequest
 from vllm.v1.request import Request
 
-from sterna.engine.vllm.facts import snapshot_folder, weights_digest
+from sterna.engine.model_files import snapshot_folder
+from sterna.engine.vllm.facts import weights_digest
 
 
 @dataclass(frozen=True, slots=True)

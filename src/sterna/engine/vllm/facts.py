@@ -1,6 +1,5 @@
 """Facts about an engine from vLLM's configuration, before the engine is built."""
 
-import contextlib
 import hashlib
 import os
 from collections.abc import Iterable
@@ -8,10 +7,10 @@ from pathlib import Path
 
 import torch
 import vllm
-from huggingface_hub import snapshot_download
 from vllm.config import ModelConfig, VllmConfig
 from vllm.platforms import current_platform
 
+from sterna.engine.model_files import snapshot_folder
 from sterna.engine.profiling.profile_file import cpu_model
 
 
@@ -106,18 +105,6 @@ def _weights_of(model: ModelConfig, cache: str | None) -> str:
     if commit is None and (folder := snapshot_folder(model.model, model.revision, cache)):
         commit = folder.name
     return f"{name}@{commit or model.revision}"
-
-
-def snapshot_folder(name: str, revision: str | None, cache: str | None) -> Path | None:
-    """Return the folder of a repository in Hugging Face's cache, which has the name of the commit,
-    or None where nothing of it has been downloaded."""
-    with contextlib.suppress(OSError, ValueError):
-        # No file is asked for: what vLLM does not load need not be there.
-        found = snapshot_download(
-            name, revision=revision, cache_dir=cache, local_files_only=True, ignore_patterns="*"
-        )
-        return Path(found)
-    return None
 
 
 def weights_digest(model: Path) -> str | None:
