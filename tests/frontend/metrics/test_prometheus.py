@@ -1,5 +1,6 @@
 """Sterna's metrics of the instances."""
 
+import math
 import os
 import subprocess
 import sys
@@ -134,6 +135,24 @@ def test_an_instance_that_is_gone_disappears():
     assert registry.get_sample_value("sterna_instance_used_tokens", {"instance": "i0"}) is None
 
 
+def test_an_instance_that_is_emptied_has_no_freeness():
+    """Minus infinity would make the sum and the average of all instances infinite."""
+    registry = CollectorRegistry()
+    metrics = FrontendMetrics(registry)
+
+    def shown(freeness_steps: float) -> list[float | None]:
+        i0 = structs.replace(stats_of("i0", 96), freeness_steps=freeness_steps)
+        metrics.show(ClusterStats((i0, stats_of("i1", 64))))
+        return [
+            registry.get_sample_value(f"sterna_instance_{name}", {"instance": each})
+            for name, each in (("freeness_steps", "i0"), ("used_tokens", "i0"))
+        ]
+
+    assert shown(-math.inf) == [None, 96]
+    assert shown(12.5) == [12.5, 96]
+    assert shown(-math.inf) == [None, 96]
+
+
 SHARED = textwrap.dedent("""
     from prometheus_client import CollectorRegistry
     from prometheus_client.multiprocess import MultiProcessCollector
@@ -144,15 +163,18 @@ SHARED = textwrap.dedent("""
 
     metrics = FrontendMetrics(CollectorRegistry())
 
-    def show(names):
+    def show(names, emptied=()):
+        freeness = {name: float("-inf" if name in emptied else 45.5) for name in names}
         metrics.show(
-            ClusterStats(tuple(InstanceStats(each, 2, 1, 96, 1000, 45.5, 1, 0) for each in names))
+            ClusterStats(
+                tuple(InstanceStats(each, 2, 1, 96, 1000, freeness[each], 1, 0) for each in names)
+            )
         )
 
-    def shown(name):
+    def shown(name, gauge="used_tokens"):
         registry = CollectorRegistry()
         MultiProcessCollector(registry)
-        return registry.get_sample_value("sterna_instance_used_tokens", {"instance": name})
+        return registry.get_sample_value(f"sterna_instance_{gauge}", {"instance": name})
 """)
 """Several front ends answer for each other through files."""
 
@@ -166,6 +188,15 @@ def test_where_processes_share_their_metrics_an_instance_that_is_gone_disappears
         print(shown("i0"), shown("i1"))
     """)
     assert printed(script, tmp_path) == ["None", "96.0", "96.0", "96.0"]
+
+
+def test_where_processes_share_their_metrics_one_that_is_emptied_has_no_freeness(tmp_path: Path):
+    script = SHARED + textwrap.dedent("""
+        show(["i0", "i1"])
+        show(["i0", "i1"], emptied=["i0"])
+        print(shown("i0", "freeness_steps"), shown("i1", "freeness_steps"), shown("i0"))
+    """)
+    assert printed(script, tmp_path) == ["None", "45.5", "96.0"]
 
 
 def test_among_many_instances_the_files_are_written_anew_for_several_that_are_gone(tmp_path: Path):

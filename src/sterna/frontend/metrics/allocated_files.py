@@ -44,15 +44,18 @@ _files: "list[SeriesFile]" = []
 """Those of this process; prometheus_client does not show its own list."""
 
 
-def forget_series(label: str, texts: Set[str]) -> bool:
-    """Take the series of this process that have one of these values of the label out of its files,
-    which prometheus_client cannot; returns whether there was room for that.
+def forget_series(label: str, gone: Set[tuple[str, str]]) -> bool:
+    """Take these series of this process out of its files, which prometheus_client cannot; returns
+    whether there was room for that.
 
     To be called in the thread that counts: prometheus_client's lock does not cover it.
+
+    Args:
+        gone: the metric's name, and the value of the label, of each.
     """
     has_room = True
     for each in _files:
-        has_room = each.forget(label, texts) and has_room
+        has_room = each.forget(label, gone) and has_room
     return has_room
 
 
@@ -85,14 +88,14 @@ class SeriesFile:
         else:
             file.write_value(key, value, timestamp)
 
-    def forget(self, label: str, texts: Set[str]) -> bool:
-        """Take the series that have one of these values of the label out of the file: another one
-        replaces it, since readers may be reading. Without room for that it stays as it is."""
-        gone = {key for key in (*self._placed, *self._waiting) if _labels(key).get(label) in texts}
-        self._waiting = {key: last for key, last in self._waiting.items() if key not in gone}
-        if self._file is None or gone.isdisjoint(self._placed):
+    def forget(self, label: str, gone: Set[tuple[str, str]]) -> bool:
+        """Take these series out of the file (`forget_series`): another one replaces it, since
+        readers may be reading. Without room for that it stays as it is."""
+        leaving = {key for key in (*self._placed, *self._waiting) if _series(key, label) in gone}
+        self._waiting = {key: last for key, last in self._waiting.items() if key not in leaving}
+        if self._file is None or leaving.isdisjoint(self._placed):
             return True
-        staying = self._placed - gone
+        staying = self._placed - leaving
         unready = f"{self._filename}.unready"
         with contextlib.suppress(OSError):
             os.unlink(unready)
@@ -148,10 +151,10 @@ class SeriesFile:
             self._retry_at_s = None
 
 
-def _labels(key: str) -> dict[str, str]:
-    """The labels of a series, which are in prometheus_client's key."""
-    labels: dict[str, str] = json.loads(key)[2]
-    return labels
+def _series(key: str, label: str) -> tuple[str, str | None]:
+    """The metric's name and the value of the label, which are in prometheus_client's key."""
+    name, _, labels, _ = json.loads(key)
+    return name, labels.get(label)
 
 
 class _AllocatedFile(MmapedDict):

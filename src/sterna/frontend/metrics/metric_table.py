@@ -59,7 +59,7 @@ INSTANCES = (
     _of_instance(
         "freeness_steps",
         "Decode steps for which the batch has memory, less what is kept free beside requests of "
-        "high priority; negative when overloaded.",
+        "high priority; negative when overloaded; none while it is emptied.",
         "freeness_steps",
     ),
     _of_instance("outgoing_migrations", "Requests that are moving away.", "num_migrating_out"),

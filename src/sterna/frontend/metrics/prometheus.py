@@ -31,15 +31,19 @@ from sterna.metrics.summary import fragmentation_proportion
 from sterna.types import NORMAL, InstanceId, Priority
 
 GONE_FACTOR = 16
-"""Files are written anew when one of as many instances has gone: that takes 10 µs a series, and no
-stream goes on meanwhile."""
+"""Files are written anew when one of as many instances has gone, or begins to be emptied: that
+takes 10 µs a series, and no stream goes on meanwhile."""
+
+_Series = tuple[str, str]
+"""The name of a gauge, and an instance."""
 
 
 class FrontendMetrics:
     """Metrics of requests by class, and of the last `ClusterStats`.
 
-    The gauges of instances that have gone disappear; among many instances they are NaN until some
-    more have gone (`GONE_FACTOR`). Those of a process that has ended go with its file
+    The gauges of instances that have gone disappear, and so do those that are not finite, as the
+    freeness of one that is emptied; among many instances they are NaN until there are some more
+    (`GONE_FACTOR`). Those of a process that has ended go with its file
     (prometheus_client's `mark_process_dead`), its counts and times stay.
 
     Args:
@@ -49,7 +53,7 @@ class FrontendMetrics:
     def __init__(
         self, registry: CollectorRegistry = REGISTRY, class_names: Iterable[str] = ()
     ) -> None:
-        self._gauges = {each.field: _gauge(each, registry) for each in INSTANCES}
+        self._gauges = {each.name: _gauge(each, registry) for each in INSTANCES}
         self._held, self._fragmentation, self._running, self._usage = (
             _gauge(each, registry) for each in (HELD, FRAGMENTATION, RUNNING, USAGE)
         )
@@ -63,9 +67,9 @@ class FrontendMetrics:
         for histogram in self._latencies.values():
             for name in class_names:
                 histogram.labels(name)
-        self._shown: set[str] = set()
-        # Instances that have gone, whose series are in this process's files.
-        self._in_files: set[str] = set()
+        self._shown: set[_Series] = set()
+        # Those that are shown no longer, and are in this process's files.
+        self._in_files: set[_Series] = set()
         self._priorities: set[Priority] = {NORMAL}
 
     def count(self, num_by_class: Mapping[str, int]) -> None:
@@ -111,30 +115,38 @@ class FrontendMetrics:
         for priority in self._priorities:
             self._running.labels(str(int(priority))).set(running[priority])
             self._usage.labels(str(int(priority))).set(usage[priority])
-        living: set[str] = {each.instance_id for each in stats.instances}
-        self._hide(self._shown - living, len(living))
-        self._shown = living
-        for instance in stats.instances:
-            self._show_instance(instance)
+        values = _values_of(stats.instances)
+        self._hide(self._shown - values.keys(), len(stats.instances))
+        self._shown = set(values)
+        for (name, instance_id), value in values.items():
+            self._gauges[name].labels(instance_id).set(value)
 
-    def _hide(self, gone: Set[str], num_living: int) -> None:
-        """Take the gauges of these instances away."""
-        for instance_id in gone:
-            for gauge in self._gauges.values():
-                # Until the series is out of the file, it is not a number.
-                gauge.labels(instance_id).set(math.nan)
-                with warnings.catch_warnings():
-                    # prometheus_client warns that it does not take it out.
-                    warnings.simplefilter("ignore", UserWarning)
-                    gauge.remove(instance_id)
+    def _hide(self, gone: Set[_Series], num_living: int) -> None:
+        """Take these gauges of instances away."""
+        for name, instance_id in gone:
+            gauge = self._gauges[name]
+            # Until the series is out of the file, it is not a number.
+            gauge.labels(instance_id).set(math.nan)
+            with warnings.catch_warnings():
+                # prometheus_client warns that it does not take it out.
+                warnings.simplefilter("ignore", UserWarning)
+                gauge.remove(instance_id)
         self._in_files |= gone
-        if self._in_files and GONE_FACTOR * len(self._in_files) >= num_living:
+        num_gone = len({instance_id for _, instance_id in self._in_files})
+        if num_gone and GONE_FACTOR * num_gone >= num_living:
             is_done = forget_series("instance", self._in_files)
             self._in_files = set() if is_done else self._in_files
 
-    def _show_instance(self, instance: InstanceStats) -> None:
-        for field, gauge in self._gauges.items():
-            gauge.labels(instance.instance_id).set(getattr(instance, str(field)))
+
+def _values_of(instances: Iterable[InstanceStats]) -> dict[_Series, float]:
+    """The gauges of these instances. Minus infinity, the freeness of one that is emptied, is left
+    out: sums and averages of all instances would be infinite."""
+    return {
+        (metric.name, each.instance_id): value
+        for each in instances
+        for metric in INSTANCES
+        if math.isfinite(value := getattr(each, str(metric.field)))
+    }
 
 
 def _fragmentation(stats: ClusterStats) -> float:
