@@ -33,6 +33,8 @@ from sterna.engine.vllm.payload import decode_request
 from sterna.frontend.metrics.latencies import Latency
 from sterna.frontend.metrics.prometheus import FrontendMetrics
 from sterna.frontend.requests.request_effects import Failure
+from sterna.frontend.resumable.exchange import StreamExchange
+from sterna.frontend.resumable.pacing import Begun
 from sterna.frontend.vllm_server import router as router_module
 from sterna.frontend.vllm_server.router import Router
 from sterna.messages.actors import (
@@ -552,6 +554,32 @@ def test_without_a_scheduler_latencies_do_not_pile_up(run, monkeypatch):
         name, labels = "sterna_inter_token_latency_seconds_count", {"class": "normal"}
         assert registry.get_sample_value(name, labels) == 199
         assert world.router._latencies.num_observed == 0
+
+    run(test)
+
+
+class Takeover(StreamExchange):
+    """An exchange for which r2 goes on behind two tokens, from a front end that has died."""
+
+    def on_begun(self, request_id: RequestId) -> Begun | None:
+        return Begun((10, 11), has_ended=False) if request_id == "r2" else None
+
+
+def test_a_stream_that_is_taken_over_counts_as_one_request(
+    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The front end that has died has counted it."""
+    registry = CollectorRegistry()
+    monkeypatch.setattr(router_module, "FrontendMetrics", partial(FrontendMetrics, registry))
+
+    async def test(world: World) -> None:
+        world.router.streams = Takeover(ME, 1 << 20, world.router.peers.send_to_frontend, print)
+        for request_id in ("r1", "r2"):
+            await world.client.add(request(request_id))
+            await world.cluster.i0.get_request()
+        world.cluster.scheduler.send(ClusterStats(()))
+        await world.client.receive()
+        assert registry.get_sample_value("sterna_requests_total", {"class": "normal"}) == 1
 
     run(test)
 

@@ -255,7 +255,6 @@ class Router:
         if begun is not None and begun.has_ended:
             return
         its_class = self._classes.of_vllm_priority(request.priority)
-        self._num_unshown[its_class.name] += 1
         self._unstarted.add(request_id)
         prompt_tokens = _num_prompt_tokens(request)
         ask = DispatchRequest(
@@ -277,7 +276,9 @@ class Router:
         if self.traces is not None:
             self._trace_headers[request_id] = request.trace_headers or {}
         if not token_ids:
-            # The beginning of a request that goes on here is not known.
+            # The front end where it began has counted one that goes on here; its beginning is not
+            # known.
+            self._num_unshown[its_class.name] += 1
             self._latencies.begin(request_id, its_class.name, _now_s())
         self._carry_out(self._core.on_request(ask, payload, _now_s(), token_ids))
 
