@@ -15,6 +15,7 @@ from sterna.runtime.supervisor import services
 from sterna.runtime.supervisor.recovery import FoundMembers
 from sterna.runtime.supervisor.services import Services
 from sterna.runtime.supervisor.tasks import Tasks
+from sterna.runtime.supervisor.watch import NotStartedError
 from sterna.supervisor.failure_detector import ProcessIdentity
 from sterna.types import FrontendId
 
@@ -159,6 +160,35 @@ def test_gauges_of_a_front_end_that_has_ended_go_and_its_counts_stay(
 
     asyncio.run(scenario())
     assert sorted(each.name for each in tmp_path.iterdir()) == [names[0], names[2]]
+
+
+def test_gauges_of_a_front_end_that_ends_during_its_start_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is announced before it has started, so it has shown the scheduler's statistics."""
+    files = [tmp_path / name for name in ("counter_4711.db", "gauge_livemostrecent_4711.db")]
+    handle = FrontendHandle()
+    handle.may_prepare.set()
+
+    async def forget(_: object) -> None:
+        pass
+
+    async def start(*_: object) -> None:
+        for file in files:
+            file.touch()
+        raise NotStartedError("it was killed")
+
+    monkeypatch.setattr(services, "forget", forget)
+    handle.start = Method(start)
+
+    async def scenario() -> None:
+        starting = ServicesWith(handle, Tasks(), str(tmp_path))
+        with pytest.raises(NotStartedError):
+            await starting._replace_frontend()
+        assert starting.others().frontends == ()
+
+    asyncio.run(scenario())
+    assert [each.exists() for each in files] == [True, False]
 
 
 def test_nobody_is_replaced_before_rays_gcs_is_there(

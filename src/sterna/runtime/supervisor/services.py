@@ -242,10 +242,7 @@ class Services:
             silence_timeout_s=FRONTEND_SILENCE_FACTOR * self._config.watch.instance_timeout_s,
         )
         logger.error("front end lost frontend=%d reason=%s", frontend_id, reason)
-        # A successor does not know of which instances and classes it has shown gauges.
-        mark_process_dead(member.process.process_id, self._metrics_folder)  # type: ignore[no-untyped-call]
-        del self._frontends[frontend_id]
-        self._on_change()
+        self._remove_frontend(frontend_id)
         self._tasks.begin(forget(member.actor))
         if not self._is_finishing:
             await self._replace("front end", self._replace_frontend)
@@ -262,9 +259,15 @@ class Services:
                 await actor.finish_requests.remote(0.0)
         except (ray.exceptions.RayError, NotStartedError):
             await forget(actor)
-            if self._frontends.pop(frontend_id, None) is not None:
-                self._on_change()
+            self._remove_frontend(frontend_id)
             raise
+
+    def _remove_frontend(self, frontend_id: FrontendId) -> None:
+        """Take out a front end that has ended, if it was announced."""
+        if (member := self._frontends.pop(frontend_id, None)) is not None:
+            # A successor does not know of which instances and classes it has shown gauges.
+            mark_process_dead(member.process.process_id, self._metrics_folder)  # type: ignore[no-untyped-call]
+            self._on_change()
 
     async def _replace(self, what: str, start: Callable[[], Awaitable[None]]) -> None:
         """Start a successor, again and again until it comes up."""
