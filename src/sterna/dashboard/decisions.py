@@ -51,7 +51,7 @@ def line_of(decision: Decision) -> str:
         case "preempted":
             return f"preempted on {decision['instance']}"
         case "lost":
-            return f"sent again behind {decision['output_tokens']} tokens, its instance is gone"
+            return f"sent again behind {decision['output_tokens']} tokens"
         case "failed":
             return f"failed: {decision['reason']}"
         case other:

@@ -120,7 +120,7 @@ def test_a_dispatch_names_the_rule_the_chosen_and_the_next_best() -> None:
         ({"event": "resumed", "instance": "i1", "waited_s": 1.5}, "resumed on i1 after 1.500 s"),
         (
             {"event": "lost", "output_tokens": 40},
-            "lost with its instance; sent again behind the 40 tokens that its client has",
+            "sent again, behind the 40 tokens that its client has",
         ),
         ({"event": "failed", "reason": "it is too large"}, "failed: it is too large"),
         (

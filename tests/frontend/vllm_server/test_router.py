@@ -28,7 +28,9 @@ from vllm.v1.engine import (
 )
 from vllm.v1.serial_utils import MsgpackEncoder
 
+from sterna.cli.operate.explain_text import explained
 from sterna.config import OnInstanceFailure
+from sterna.dashboard.decisions import line_of
 from sterna.engine.vllm.payload import decode_request
 from sterna.frontend.metrics.latencies import Latency
 from sterna.frontend.metrics.prometheus import FrontendMetrics
@@ -45,6 +47,7 @@ from sterna.messages.actors import (
     ClusterStats,
     DescribeHistory,
     FrontendMember,
+    HandedBack,
     Heartbeat,
     InstanceStats,
     Membership,
@@ -273,6 +276,23 @@ def test_an_answer_that_ends_at_a_stop_string_has_finished(run):
         assert observed[Latency.REQUEST, "normal"] == first_token_s
 
     run(test)
+
+
+def test_of_a_request_that_is_handed_back_no_text_says_that_its_instance_died(run):
+    """As an instance does that is to end, and whose time is over."""
+
+    async def test(world: World) -> None:
+        i0 = world.cluster.i0
+        await world.client.add(request())
+        await i0.get_request()
+        i0.send(HandedBack(InstanceId("i0"), (RequestId("r1"),)))
+        history = await history_of(world, "r1")
+        (event,) = (each for each in history["events"] if each["event"] == "lost")
+        (_, *sentence) = explained({**history, "events": [event]}).split("s  ")
+        assert sentence == ["sent again, behind the 0 tokens that its client has"]
+        assert line_of(event) == "sent again behind 0 tokens"
+
+    run(test, scheduler_timeout_s=30.0)
 
 
 @pytest.mark.parametrize("has_tokens", [True, False])

@@ -86,10 +86,8 @@ def _sentences(event: Described, history: Described) -> Iterator[str]:
             yield f"did not move from {event['from']} to {event['to']}: {outcome}"
             yield _moved_because(event)
         case "lost":
-            yield (
-                f"lost with its instance; sent again behind the {event['output_tokens']:,} tokens "
-                "that its client has"
-            )
+            num_tokens = event["output_tokens"]
+            yield f"sent again, behind the {num_tokens:,} tokens that its client has"
         case "failed":
             yield f"failed: {event['reason']}"
         case "aborted":

@@ -235,7 +235,8 @@ class Histories:
         self._note(request_id, history, event, now_s)
 
     def on_sent_again(self, request_id: RequestId, num_tokens: int, now_s: float) -> None:
-        """The request was lost on its instance, and goes on behind these tokens."""
+        """The request is sent again, behind these tokens: its instance died or handed it back, or
+        tokens were lost on their way or contradicted those that its client has."""
         if (history := self._live.get(request_id)) is not None:
             self.awaited.add(request_id)
             history.state, history.instance_id, history.attempt_id = "waiting", None, None
