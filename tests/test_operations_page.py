@@ -3,6 +3,7 @@ is run by the target that the page names for it; and tables of these pages that 
 
 import re
 
+from sterna.messages.reasons import MoveCause
 from sterna.migration.messages import Reason
 from tests.collected import ROOT, Function, Selection, selection_of
 
@@ -83,3 +84,9 @@ def test_the_page_of_explanations_has_every_reason_why_a_request_did_not_move() 
     section = page.partition("### Why a request did not move\n")[2]
     found = re.findall(r"^\| `(\w+)` \| (.*) \|$", section, re.MULTILINE)
     assert found == [(each.name.lower(), each.value) for each in Reason]
+
+
+def test_the_page_of_explanations_has_every_cause_of_a_move() -> None:
+    page = (DOCS / "operations" / "explain.md").read_text("utf-8")
+    (causes,) = re.findall(r"^\| `moved` \|.*`cause` \((.*?)\)", page, re.MULTILINE)
+    assert causes.split(", ") == [f"`{each.value}`" for each in MoveCause]

@@ -89,6 +89,14 @@ def test_a_dispatch_names_the_rule_the_chosen_and_the_next_best() -> None:
             "held at the scheduler: no instance has more than 640 tokens of memory for a request",
         ),
         (
+            {"event": "held", "cause": "memory", "room_tokens": 0.0},
+            "held at the scheduler: no instance has memory for a request, or a place in its batch",
+        ),
+        (
+            {"event": "held", "cause": "memory", "room_tokens": -384.0},
+            "held at the scheduler: no instance has memory for a request, or a place in its batch",
+        ),
+        (
             {"event": "held", "cause": "prefix", "room_tokens": 1_720.0},
             "held at the scheduler: it waits for an instance that has its prefix",
         ),

@@ -59,8 +59,7 @@ def _sentences(event: Described, history: Described) -> Iterator[str]:
                 f"tokens, {history['demand_tokens']:,} tokens of memory to begin"
             )
         case "held":
-            room_tokens = _number(event["room_tokens"])
-            yield "held at the scheduler: " + _HELD[event["cause"]].format(room_tokens=room_tokens)
+            yield f"held at the scheduler: {_held_because(event)}"
         case "dispatched":
             yield from _dispatched(event, history)
         case "scheduled":
@@ -97,6 +96,13 @@ def _sentences(event: Described, history: Described) -> Iterator[str]:
         case other:
             facts = {name: value for name, value in event.items() if name not in ("at_s", "event")}
             yield f"{other} {facts}"
+
+
+def _held_because(event: Described) -> str:
+    room_tokens = event["room_tokens"]
+    if event["cause"] == "memory" and room_tokens is not None and room_tokens <= 0:
+        return "no instance has memory for a request, or a place in its batch"
+    return _HELD[event["cause"]].format(room_tokens=_number(room_tokens))
 
 
 def _dispatched(event: Described, history: Described) -> Iterator[str]:
