@@ -163,6 +163,24 @@ def test_sternas_policy_looks_at_prefix_caches_where_there_are_any() -> None:
     assert blind.dispatch == replace(config.llumlet.policy.dispatch, looks_at_caches=False)
 
 
+def test_a_class_needs_prefix_caches_only_where_it_looks_at_them_itself(tmp_path: Path) -> None:
+    """With the default base, whose own look at them can be left out."""
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from sterna.policy.own import Policy\n"
+        "class Blind(Policy):\n    pass\n"
+        "class Looks(Policy):\n    looks_at_prefixes = True\n"
+    )
+    config, args = on_vllm("--policy", f"{file}:Blind")
+    assert with_prefix_caches(config, args, engine()) == config
+    blind = with_prefix_caches(config, args, engine(is_caching=False)).llumlet.policy
+    assert not blind.looks_at_prefixes
+    assert blind.own == config.llumlet.policy.own
+    config, args = on_vllm("--policy", f"{file}:Looks")
+    with pytest.raises(ConfigurationError, match="--policy Looks looks at prefix caches"):
+        with_prefix_caches(config, args, engine(is_caching=False))
+
+
 def test_hashes_that_differ_between_processes_are_not_compared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -205,13 +205,14 @@ def with_prefix_caches(cluster: ClusterConfig, args: Namespace, config: Any) -> 
 
     Raises:
         ConfigurationError: the policy is made for prefix caches, and cannot look at them; Sterna's
-            does without.
+            does without, and so does a class that has its rules and looks at none itself.
     """
     policy = cluster.llumlet.policy
     obstacle = _obstacle_to_caches(args, config) if policy.looks_at_prefixes else None
     if obstacle is None:
         return cluster
-    if policy.own is not None or not isinstance(policy.dispatch, Soonest):
+    class_looks = policy.own is not None and policy.own.looks_at_prefixes
+    if class_looks or not isinstance(policy.dispatch, Soonest):
         raise ConfigurationError(
             f"--policy {policy.name} looks at prefix caches, and {obstacle}, or choose another "
             "policy"
