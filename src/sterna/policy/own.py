@@ -87,6 +87,11 @@ class Policy:
         return None
 
 
+def gives_target_load(policy: PolicyConfig) -> bool:
+    """Whether a class of one's own has target loads among its settings."""
+    return isinstance(policy.own, Policy) and "target_load_tokens" in policy.own.settings
+
+
 def chooses_victims(policy: PolicyConfig) -> bool:
     """Whether a class of one's own has the order in which requests move."""
     own = policy.own

@@ -4,6 +4,7 @@ import json
 from argparse import Namespace
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +14,12 @@ from sterna.cli.serve.priority_options import (
     read_classes,
     settle_classes,
     with_classes,
+    with_target_load,
 )
+from sterna.config import ClusterConfig, FrontendConfig, LlumletConfig, TransportConfig
+from sterna.engine.emulated.profiles import A10_LLAMA_7B
 from sterna.errors import ConfigurationError
+from sterna.policy.own import Policy
 from sterna.policy.presets import preset
 from sterna.priority_classes import DEFAULT_CLASSES, ApiKey, PriorityClasses
 
@@ -90,6 +95,29 @@ def test_the_table_gives_the_policy_its_target_loads(tmp_path: Path) -> None:
     # A class that gives none has the policy's for high: 1,600 tokens (Section 6.4).
     assert dict(policy.target_load_tokens) == {2: 900, 3: 1600}
     assert with_classes(preset("sterna"), DEFAULT_CLASSES) == preset("sterna")
+
+
+@pytest.mark.parametrize(
+    ("target_load", "settings", "found"),
+    [
+        ({}, {}, {1: 1600}),
+        ({}, {"target_load_tokens": {1: 800}}, {1: 800}),
+        ({}, {"target_load_tokens": {}}, {}),
+        ({"target_load": 700}, {"target_load_tokens": {1: 800}}, {1: 700}),
+    ],
+)
+def test_a_class_of_ones_own_keeps_its_target_load_unless_the_option_gives_one(
+    target_load: dict[str, int], settings: dict[str, Any], found: dict[int, int]
+) -> None:
+    own = type("Own", (Policy,), {"settings": settings})
+    rules = with_classes(own().as_config(), DEFAULT_CLASSES)
+    config = ClusterConfig(LlumletConfig(rules), TransportConfig(), FrontendConfig())
+    emulated = SimpleNamespace(engine=A10_LLAMA_7B.engine)
+    args = options(
+        classes=DEFAULT_CLASSES, emulated=emulated, profile=A10_LLAMA_7B.name, **target_load
+    )
+    policy = with_target_load(config, args, None).llumlet.policy
+    assert dict(policy.target_load_tokens) == found
 
 
 @pytest.mark.parametrize(

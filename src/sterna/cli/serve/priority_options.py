@@ -10,11 +10,12 @@ The files of `--priority-classes` and `--api-keys` are YAML or JSON lists:
     - {name: nightly, key_sha256: 9f86d081..., highest_class: batch}
     - {name: operators, key: sk-..., admin: true}
 
-The target load of high priority comes from its option, else from this engine's profile, else from
-the paper. An instance that hosts a high priority is kept below it (Section 4.4.2). The paper's
-1,600 tokens hold for LLaMA-7B on an A10 (Section 6.4). Where they are more than half of an
-instance's memory, half of the memory replaces them: a target load near or above the whole memory
-would leave high priority little headroom, or none.
+The target load of high priority comes from its option, else from the settings of a policy class of
+one's own, else from this engine's profile, else from the paper. An instance that hosts a high
+priority is kept below it (Section 4.4.2). The paper's 1,600 tokens hold for LLaMA-7B on an A10
+(Section 6.4). Where they are more than half of an instance's memory, half of the memory replaces
+them: a target load near or above the whole memory would leave high priority little headroom, or
+none.
 """
 
 import hashlib
@@ -234,7 +235,8 @@ def _read_rows(option: str, path: Path, row: type[Row]) -> list[Row]:
 def with_target_load(config: ClusterConfig, args: Namespace, engine: Any) -> ClusterConfig:
     """Return the configuration with the target load of high priority, and log its origin.
 
-    Classes with a target load of their own keep it.
+    Classes of requests with a target load of their own keep it; and a policy class of one's own
+    keeps those of its settings, unless --target-load is given.
 
     Args:
         engine: vLLM's configuration of an instance.
@@ -256,8 +258,14 @@ def with_target_load(config: ClusterConfig, args: Namespace, engine: Any) -> Clu
             )
     if not policy.has_priorities or not args.classes.take_policys_target_load:
         return config
+    from sterna.policy.own import gives_target_load
+
     if given is not None:
         tokens, origin = given, "--target-load"
+    elif gives_target_load(policy):
+        loads = ",".join(f"{rank}:{tokens}" for rank, tokens in policy.target_load_tokens.items())
+        logger.info("target load tokens=%s from=policy %s", loads or "none", policy.name)
+        return config
     else:
         tokens, origin = _found(args, engine) or _default(args, engine)
     logger.info("target load tokens=%d from=%s", tokens, origin)
