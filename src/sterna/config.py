@@ -198,6 +198,10 @@ class OwnDecisions(Protocol):
 
     looks_at_prefixes: bool
 
+    @property
+    def makes_pairs(self) -> bool:
+        """Whether it makes pairs at all; otherwise the rules beside it do."""
+
     def with_fresh_state(self, config: "PolicyConfig") -> "OwnDecisions":
         """An object that remembers nothing, beside these rules."""
 

@@ -9,7 +9,9 @@ from msgspec import structs
 
 from sterna.config import PolicyConfig
 from sterna.messages.reasons import HeldCause
+from sterna.policy.own import Policy
 from sterna.policy.presets import LLUMNIX, ROUND_ROBIN
+from sterna.policy_file import in_server
 from sterna.scheduler.global_scheduler import GlobalScheduler
 from sterna.types import HIGH, FrontendId, InstanceId, InstanceView, RequestId
 from tests.policy.builders import M, evenly_loaded, instance, queuing, report, running
@@ -234,8 +236,21 @@ def test_memory_is_kept_free_where_the_request_can_ever_be() -> None:
     assert places(core.on_load(report(full("i1", 4_000), sequence=3), 12.0)) == [("large", "i1")]
 
 
-def test_while_memory_is_kept_free_requests_move_to_where_there_is_other_memory() -> None:
-    policy = replace(LLUMNIX, binds_late=True, reserves_after_s=10.0)
+class Empty(Policy):
+    """Whose pairs are all its base's."""
+
+    base = "llumnix"
+
+
+@pytest.mark.parametrize(
+    "preset",
+    [LLUMNIX, Empty().as_config(), in_server(Empty().as_config())],
+    ids=["preset", "class", "class in a server"],
+)
+def test_while_memory_is_kept_free_requests_move_to_where_there_is_other_memory(
+    preset: PolicyConfig,
+) -> None:
+    policy = replace(preset, binds_late=True, reserves_after_s=10.0)
     cluster = evenly_loaded("i0", M - 64, 8), full("i1", 3_000), full("i2", 2_500)
     core = scheduler(*cluster, policy=policy)
     core.on_request(ask("large", 4_000), 0.0)

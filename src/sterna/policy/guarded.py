@@ -42,6 +42,7 @@ class GuardedPolicy:
         self._base.config = base
         self._report = report
         self.looks_at_prefixes = own.looks_at_prefixes
+        self.makes_pairs = own.makes_pairs
 
     def with_fresh_state(self, config: PolicyConfig) -> Self:
         """See `OwnDecisions`."""

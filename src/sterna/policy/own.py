@@ -55,6 +55,12 @@ class Policy:
         """The rules with this class."""
         return replace(self.config, own=self)
 
+    @property
+    def makes_pairs(self) -> bool:
+        """Whether the class defines `pair`. Where it does not, the scheduler asks the rules of its
+        base, with what only these know of (`pairing.pair`)."""
+        return type(self).pair is not Policy.pair
+
     def dispatch(self, request: NewRequest, instances: Sequence[Candidate]) -> InstanceId:
         """The instance for the request, of at least one. Those that are being emptied are among
         them only while there is no other."""

@@ -58,8 +58,9 @@ def pair(
     the least loaded one, among those with the same format of KV blocks: elsewhere all of a request
     would be computed again, which none of these moves is worth.
 
-    A class of one's own makes other pairs; but a terminating instance that has been emptied for too
-    long gets a destination from here where the class names none, since its end was promised.
+    A class of one's own that defines `pair` makes other pairs; but a terminating instance that has
+    been emptied for too long gets a destination from here where the class names none, since its end
+    was promised.
 
     Args:
         kept_free: an instance whose memory a waiting request will have: only terminating instances
@@ -70,7 +71,7 @@ def pair(
         ConfigurationError: a class of one's own has made pairs that cannot be.
     """
     every = as_table(candidates)
-    if policy.own is not None:
+    if policy.own is not None and policy.own.makes_pairs:
         instances = tuple(every)
         own_pairs = checked_pairs(policy.own.pair(instances), instances)
         return own_pairs | _of_overstayed(instances, own_pairs)
