@@ -1,7 +1,9 @@
 """The files of --priority-classes and --api-keys, and what they change."""
 
+import argparse
 import json
 from argparse import Namespace
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,12 +18,16 @@ from sterna.cli.serve.priority_options import (
     with_classes,
     with_target_load,
 )
+from sterna.cli.simulate.simulate_command import configuration
+from sterna.cli.simulate.simulate_options import add_simulate_options
 from sterna.config import ClusterConfig, FrontendConfig, LlumletConfig, TransportConfig
-from sterna.engine.emulated.profiles import A10_LLAMA_7B
+from sterna.engine.emulated.profiles import A10_LLAMA_7B, PROFILES, profile
+from sterna.engine.profiling.profile_file import document, write
 from sterna.errors import ConfigurationError
 from sterna.policy.own import Policy
 from sterna.policy.presets import preset
 from sterna.priority_classes import DEFAULT_CLASSES, ApiKey, PriorityClasses
+from tests.engine.profiling.test_profile_file import MEASUREMENT
 
 CLASSES = """
 - {name: gold, rank: 2, target_load: 900}
@@ -118,6 +124,58 @@ def test_a_class_of_ones_own_keeps_its_target_load_unless_the_option_gives_one(
     )
     policy = with_target_load(config, args, None).llumlet.policy
     assert dict(policy.target_load_tokens) == found
+
+
+def simulated(*options: str) -> dict[int, int]:
+    """The target loads in `sterna simulate`."""
+    parser = argparse.ArgumentParser()
+    add_simulate_options(parser)
+    args = parser.parse_args(["--policy", "sterna", *options])
+    return dict(configuration(args, args.policy[0]).policy.target_load_tokens)
+
+
+def served(profile_name: str) -> dict[int, int]:
+    """The target loads in `sterna serve --engine emulated`."""
+    emulated = SimpleNamespace(engine=profile(profile_name).engine)
+    args = options(classes=DEFAULT_CLASSES, emulated=emulated, profile=profile_name)
+    config = ClusterConfig(LlumletConfig(preset("sterna")), TransportConfig(), FrontendConfig())
+    return dict(with_target_load(config, args, None).llumlet.policy.target_load_tokens)
+
+
+def test_an_emulated_server_and_a_simulation_have_the_target_load_of_the_profile(
+    tmp_path: Path,
+) -> None:
+    small = replace(A10_LLAMA_7B, engine=replace(A10_LLAMA_7B.engine, num_blocks=100))
+    content = document(small, MEASUREMENT)
+    measured, unmeasured = tmp_path / "measured.json", tmp_path / "unmeasured.json"
+    write(measured, content)
+    write(unmeasured, {name: each for name, each in content.items() if name != "measurement"})
+    for name, tokens in (
+        (str(measured), MEASUREMENT.target_load_tokens),
+        (str(unmeasured), small.engine.total_tokens // 2),
+        *((name, 1600) for name in PROFILES),
+    ):
+        assert simulated("--profile", name) == served(name) == {1: tokens}
+
+
+def test_in_a_simulation_a_setting_or_a_class_goes_before_the_profile(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    write(path, document(A10_LLAMA_7B, MEASUREMENT))
+    own = tmp_path / "own.py"
+    own.write_text(
+        "from sterna.policy.own import Policy\n"
+        "class Own(Policy):\n    settings = {'target_load_tokens': {1: 700}}\n"
+    )
+    for given in (
+        ("--set", "target_load_tokens=1:700"),
+        ("--policy", "sterna:target_load_tokens=1:700"),
+        ("--policy", f"{own}:Own"),
+    ):
+        assert simulated("--profile", str(path), *given) == {1: 700}
+
+
+def test_the_papers_runs_have_its_target_load_whatever_the_memory() -> None:
+    assert simulated("--paper", "--policy", "llumnix", "--set", "num_blocks=100") == {1: 1600}
 
 
 @pytest.mark.parametrize(

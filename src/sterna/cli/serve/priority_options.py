@@ -11,11 +11,8 @@ The files of `--priority-classes` and `--api-keys` are YAML or JSON lists:
     - {name: operators, key: sk-..., admin: true}
 
 The target load of high priority comes from its option, else from the settings of a policy class of
-one's own, else from this engine's profile, else from the paper. An instance that hosts a high
-priority is kept below it (Section 4.4.2). The paper's 1,600 tokens hold for LLaMA-7B on an A10
-(Section 6.4). Where they are more than half of an instance's memory, half of the memory replaces
-them: a target load near or above the whole memory would leave high priority little headroom, or
-none.
+one's own, else from this engine's profile, else from the paper (`engine/profiling/target_load.py`).
+An instance that hosts a high priority is kept below it (Section 4.4.2).
 """
 
 import hashlib
@@ -38,9 +35,6 @@ from sterna.priority_classes import DEFAULT_CLASSES, ApiKey, PriorityClass, Prio
 from sterna.types import HIGH, Priority
 
 SHA256_BYTES = 32
-
-MAX_DEFAULT_SHARE = 0.5
-"""Largest share of an instance's memory for the default target load."""
 
 logger = logging.getLogger("sterna.serve")
 
@@ -285,11 +279,10 @@ def _found(args: Namespace, engine: Any) -> tuple[int, str] | None:
 
 def _of_emulated(args: Namespace) -> tuple[int, str] | None:
     """Return the target load in the emulated profile, where `sterna profile` wrote it."""
-    from sterna.engine.profiling.profile_file import read
+    from sterna.engine.profiling.target_load import measured_tokens
 
-    path = Path(args.profile)
-    measurement = read(path) if path.suffix == ".json" else None
-    return None if measurement is None else (measurement.target_load_tokens, str(path))
+    tokens = measured_tokens(args.profile)
+    return None if tokens is None else (tokens, args.profile)
 
 
 def _of_this_engine(args: Namespace, engine: Any) -> tuple[int, str] | None:
@@ -310,7 +303,8 @@ def _of_this_engine(args: Namespace, engine: Any) -> tuple[int, str] | None:
 
 
 def _default(args: Namespace, engine: Any) -> tuple[int, str]:
-    paper_tokens = PolicyConfig(name="default").target_load_tokens[HIGH]
+    from sterna.engine.profiling.target_load import default_tokens
+
     if args.emulated is not None:
         total_tokens = args.emulated.engine.total_tokens
     else:
@@ -318,7 +312,7 @@ def _default(args: Namespace, engine: Any) -> tuple[int, str]:
 
         total_tokens = total_tokens_of(engine)
     advice = "" if args.emulated is not None else "; `sterna profile` measures this engine's"
-    if total_tokens is not None and paper_tokens > MAX_DEFAULT_SHARE * total_tokens:
-        tokens = max(1, int(MAX_DEFAULT_SHARE * total_tokens))
+    tokens = default_tokens(total_tokens)
+    if tokens < default_tokens(None):
         return tokens, f"default (half of the memory, which holds {total_tokens}{advice})"
-    return paper_tokens, f"default (the paper's for LLaMA-7B on A10{advice})"
+    return tokens, f"default (the paper's for LLaMA-7B on A10{advice})"

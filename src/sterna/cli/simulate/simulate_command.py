@@ -28,6 +28,7 @@ from sterna.config import PolicyConfig
 from sterna.errors import ConfigurationError
 from sterna.policy.presets import PRESETS
 from sterna.policy_file import names_file, policy_named
+from sterna.types import HIGH
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -194,7 +195,8 @@ def configuration(
     given = [*_overrides(args), *_variant(variant)]
     config = apply(config, _with_block_times(given, config.engine.block_size))
     _check_start(config)
-    return config
+    is_set = any((each.section, each.field) == ("policy", "target_load_tokens") for each in given)
+    return config if is_set or args.paper else _with_target_load(config, args)
 
 
 def _check_start(config: "SimulationConfig") -> None:
@@ -205,6 +207,20 @@ def _check_start(config: "SimulationConfig") -> None:
             f"--instances must be within auto-scaling's bounds "
             f"({scaling.min_instances} to {scaling.max_instances}), not {num_instances}"
         )
+
+
+def _with_target_load(config: "SimulationConfig", args: argparse.Namespace) -> "SimulationConfig":
+    """The target load of high priority that `sterna serve` has on these engines, where no class of
+    one's own gives another."""
+    from sterna.engine.profiling.target_load import default_tokens, measured_tokens
+    from sterna.policy.own import gives_target_load
+
+    if not config.policy.has_priorities or gives_target_load(config.policy):
+        return config
+    tokens = measured_tokens(args.profile or DEFAULT_PROFILE)
+    if tokens is None:
+        tokens = default_tokens(config.engine.total_tokens)
+    return replace(config, policy=replace(config.policy, target_load_tokens={HIGH: tokens}))
 
 
 def _with_scaling(config: "SimulationConfig", args: argparse.Namespace) -> "SimulationConfig":
