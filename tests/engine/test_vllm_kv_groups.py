@@ -62,6 +62,28 @@ def test_its_profile_has_the_memory_that_it_has(core: KindCore) -> None:
     assert watermarks == [1, 2, 3, 0]
 
 
+def test_its_profile_has_a_prefix_cache_where_an_emulated_engine_can_have_one(
+    core: KindCore, request: pytest.FixtureRequest
+) -> None:
+    """That of models with one group that keeps all blocks, and only where the engine has one."""
+    kind = request.node.callspec.params["core"]
+    assert core.run(profiled_caching) == (kind in ("llama", "fp8_kv", "qwen2_vl"), False)
+
+
+def profiled_caching(core: Any) -> tuple[bool, bool]:
+    """Whether the profile has a prefix cache: as the core is, and were the core's off."""
+    from sterna.engine.vllm.step_timing import ProfiledEngine
+
+    engine = ProfiledEngine.__new__(ProfiledEngine)
+    engine.core, cache_config = core, core.scheduler.cache_config
+    found = engine.emulated().prefix_caching
+    is_on = cache_config.enable_prefix_caching
+    cache_config.enable_prefix_caching = False
+    without = engine.emulated().prefix_caching
+    cache_config.enable_prefix_caching = is_on
+    return found, without
+
+
 def profiled(core: Any) -> tuple[int, int, int, int, list[int]]:
     """The memory in tokens of the profile and of the core, a block's bytes of both, and the
     profile's watermarks where vLLM's is 1, 2, 3 and 0 blocks."""

@@ -119,6 +119,9 @@ class ProfiledEngine:
             step_mode=StepMode.CHUNKED,
             preemption=Preemption.LEAST_URGENT if has_priorities else Preemption.LAST_ADMITTED,
             keeps_block_free=False,
+            # An emulated one has one KV cache group, whose requests keep all of their blocks.
+            prefix_caching=scheduler.cache_config.enable_prefix_caching
+            and scheduler.prefixes.can_move,
         )
 
     def decode(
