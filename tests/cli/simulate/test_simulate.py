@@ -186,6 +186,25 @@ def test_a_bandwidth_may_stand_in_a_variant(capsys: pytest.CaptureFixture[str]) 
     assert [each["settings"]["copy_time"]["block_s"] for each in found] == [0.01, 0.02, 0.01, 0.5]
 
 
+def test_blocks_of_another_size_hold_and_copy_as_many_tokens(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As with `sterna serve --block-size`; what is given as well is as it is given."""
+    policies = ("llumnix", "llumnix:block_size=20", "llumnix:block_size=20,num_blocks=700")
+    policies += ("llumnix:block_size=20,block_s=0.5",)
+    found = [each["settings"] for each in documents(capsys, "--policy", *policies)]
+    num_blocks = [each["engine"]["num_blocks"] for each in found]
+    assert num_blocks == [792, 792 * 16 // 20, 700, 792 * 16 // 20]
+    block_s = [each["copy_time"]["block_s"] for each in found]
+    scaled_s = pytest.approx(block_s[0] * 20 / 16)
+    assert block_s[1:] == [scaled_s, scaled_s, 0.5]
+
+
+def test_blocks_without_tokens_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulate("--set", "block_size=0") == 1
+    assert "block_size must be at least 1, not 0" in capsys.readouterr().err
+
+
 def test_shorter_think_times_end_sessions_sooner(capsys: pytest.CaptureFixture[str]) -> None:
     ends_s = []
     for factor in ("1", "1000"):

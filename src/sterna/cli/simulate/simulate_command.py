@@ -193,7 +193,7 @@ def configuration(
     if args.auto_scaling is not None:
         config = _with_scaling(config, args)
     given = [*_overrides(args), *_variant(variant)]
-    config = apply(config, _with_block_times(given, config.engine.block_size))
+    config = apply(config, _with_blocks(given, config))
     _check_start(config)
     is_set = any((each.section, each.field) == ("policy", "target_load_tokens") for each in given)
     return config if is_set or args.paper else _with_target_load(config, args)
@@ -275,11 +275,24 @@ def _bandwidth(option: str, tokens_per_s: float) -> "Override":
     return Override(option, "copy_time", BANDWIDTH, tokens_per_s)
 
 
-def _with_block_times(given: Sequence["Override"], block_size: int) -> Iterator["Override"]:
-    """Convert each bandwidth to the time of a block, whose size may be overridden as well."""
+def _with_blocks(given: Sequence["Override"], config: "SimulationConfig") -> Iterator["Override"]:
+    """Convert each bandwidth to the time of a block. Blocks of another size hold as many tokens
+    together, and take as long for each, unless these are overridden as well.
+
+    Raises:
+        ConfigurationError: a block would have no tokens.
+    """
+    from sterna.cli.simulate.overrides import Override
+
+    engine, block_size = config.engine, config.engine.block_size
     for each in given:
         if (each.section, each.field) == ("engine", "block_size"):
-            block_size = each.value
+            block_size = replace(engine, block_size=each.value).block_size
+            num_blocks = engine.num_blocks * engine.block_size // block_size
+            block_s = config.copy_time.block_s * block_size / engine.block_size
+            # Later overrides of the same fields win.
+            yield Override(each.option, "engine", "num_blocks", num_blocks)
+            yield Override(each.option, "copy_time", "block_s", block_s)
     for each in given:
         if each.field == BANDWIDTH:
             yield replace(each, field="block_s", value=block_size / each.value)
