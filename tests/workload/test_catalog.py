@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sterna.errors import ConfigurationError
 from sterna.types import HIGH, NORMAL, Priority
-from sterna.workload.catalog import PATTERNS, TRACES, Workload, build_trace
+from sterna.workload.catalog import PATTERNS, TRACES, Workload, build_trace, is_drawn
 from sterna.workload.trace import Trace
 
 THREE = """arrival_s,input_tokens,output_tokens,priority,prefix_blocks
@@ -415,3 +415,27 @@ def test_a_workload_that_cannot_be_is_refused_at_once(
     with pytest.raises(ConfigurationError) as error:
         Workload(**options)
     assert str(error.value).startswith(message) or message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        Workload("azure-conv"),
+        Workload("azure-conv", arrivals="recorded", rate=3.0),
+        Workload("azure-conv", arrivals="Uniform", rate=3.0, max_total_tokens=2_000),
+        Workload("azure-conv", rate=3.0),
+        Workload("azure-conv", arrivals="gamma:4", rate=3.0),
+        Workload("azure-conv", arrivals="step:3@10,5"),
+        Workload("azure-conv", class_fractions={HIGH: 0.5}),
+        Workload("agentic-code", arrivals="uniform", rate=3.0),
+        Workload("fixed:64-64", 20, arrivals="uniform", rate=3.0),
+        Workload("M-M", 20, arrivals="uniform", rate=3.0),
+        Workload("agents", 20, arrivals="uniform", rate=3.0),
+        Workload("prompts:2-16-64-64", 20, arrivals="uniform", rate=3.0),
+    ],
+)
+def test_a_workload_is_drawn_if_seeds_make_a_difference(workload: Workload) -> None:
+    one, other = (build_trace(replace(workload, seed=seed)) for seed in (1, 2))
+    columns = ("arrival_s", "input_tokens", "output_tokens", "priority")
+    same = [np.array_equal(getattr(one, each), getattr(other, each)) for each in columns]
+    assert is_drawn(workload) == (not all(same))

@@ -190,6 +190,17 @@ def has_same_lengths(trace: str) -> bool:
     return not has_drawn_lengths(trace) and trace.strip().lower() not in _DRAWN
 
 
+def is_drawn(workload: Workload) -> bool:
+    """Whether another seed gives the workload other requests: lengths, arrivals or priorities."""
+    if workload.class_fractions or not has_same_lengths(workload.trace):
+        return True
+    if workload.arrivals is None:
+        # Without a rate the only arrivals are those of the trace.
+        return workload.rate is not None
+    process = parse_arrivals(workload.arrivals)
+    return not isinstance(process, processes.Recorded | processes.Uniform)
+
+
 # ---------------------------------------------------------------------------- lengths
 
 

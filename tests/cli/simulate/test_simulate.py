@@ -279,3 +279,24 @@ def test_the_json_says_how_the_requests_came(
     common = ("--trace", "azure-conv", "--requests", "2", "--instances", "1", *PLAIN, *HERE)
     assert main(["simulate", *common, "--json", *options]) == 0
     assert json.loads(capsys.readouterr().out)["arrivals"] == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "num_runs"), [((), 1), (("--rate", "2"), 3), (("--high-fraction", "0.5"), 3)]
+)
+def test_seeds_that_change_nothing_are_one_run_of_each_policy(
+    options: Sequence[str], num_runs: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also of a policy that takes instances as if they were drawn."""
+    common = ("--trace", "azure-conv", "--requests", "5", "--instances", "3", *PLAIN, *HERE)
+    policies = ("--policy", "power-of-two", "llumnix")
+    assert main(["simulate", *common, *policies, "--json", "--seed", "1", "2", "3", *options]) == 0
+    captured = capsys.readouterr()
+    found = [(each["policy"], each["seed"]) for each in json.loads(captured.out)]
+    seeds = (1, 2, 3)[:num_runs]
+    assert found == [(policy, seed) for policy in ("power-of-two", "llumnix") for seed in seeds]
+    told = (
+        "sterna: nothing of this workload is drawn, so that its seed changes nothing: each policy "
+        "runs once, and not 3 times\n"
+    )
+    assert captured.err == ("" if num_runs == 3 else told)

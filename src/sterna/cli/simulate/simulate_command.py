@@ -151,9 +151,10 @@ def _plain(value: Any) -> Any:
 
 
 def jobs_of(args: argparse.Namespace, configs: Mapping[str, "SimulationConfig"]) -> list["Job"]:
-    """One job for each of these policies, by their labels, and each seed, in this order."""
+    """One job for each of these policies, by their labels, and each seed, in this order; of seeds
+    that change nothing, for the first one, which is said on stderr."""
     from sterna.simulator.runs import Job
-    from sterna.workload.catalog import has_same_lengths
+    from sterna.workload.catalog import has_same_lengths, is_drawn
 
     # All policies get the same requests, so that each must fit every policy's instances.
     limit = min(config.engine.total_tokens for config in configs.values())
@@ -162,6 +163,14 @@ def jobs_of(args: argparse.Namespace, configs: Mapping[str, "SimulationConfig"])
     workloads = [workload_of(args, seed, limit) for seed in dict.fromkeys(args.seed)]
     for workload in workloads[:1] if has_same_lengths(args.trace) else workloads:
         report_long_requests(workload, limit)
+    if len(workloads) > 1 and not is_drawn(workloads[0]):
+        # No policy draws anything: those that seem to do so count.
+        print(
+            "sterna: nothing of this workload is drawn, so that its seed changes nothing: each "
+            f"policy runs once, and not {len(workloads)} times",
+            file=sys.stderr,
+        )
+        workloads = workloads[:1]
     return [
         Job(workload, config, label) for label, config in configs.items() for workload in workloads
     ]
