@@ -300,3 +300,11 @@ def test_seeds_that_change_nothing_are_one_run_of_each_policy(
         "runs once, and not 3 times\n"
     )
     assert captured.err == ("" if num_runs == 3 else told)
+
+
+def test_several_seeds_print_a_list_also_where_they_are_one_run(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    common = ("--trace", "azure-conv", "--requests", "2", "--instances", "1", *PLAIN, *HERE)
+    assert main(["simulate", *common, "--json", "--seed", "1", "2"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 1

@@ -86,7 +86,9 @@ def _simulate(args: argparse.Namespace) -> int:
             )
     if args.json:
         found = [as_json(run) for run in runs]
-        print(json.dumps(found[0] if len(found) == 1 else found, allow_nan=False))
+        # A list also where several seeds are one run.
+        is_one = len(args.policy) == len(set(args.seed)) == 1
+        print(json.dumps(found[0] if is_one else found, allow_nan=False))
     else:
         from sterna.cli.simulate.simulate_report import print_report
 
