@@ -12,9 +12,14 @@ BIN := $(VENV)/bin
 # Everything that Sterna caches here; `make clean` throws it away.
 CACHE := .cache
 
-# The engine's build: CUDA where a GPU answers, else CPU.
+# The engine's build: that of the environment, which another one would clear, perhaps under a running
+# server. Without an environment: CUDA where a GPU answers, else CPU.
 ifndef ENGINE
-ENGINE := $(if $(shell nvidia-smi --list-gpus 2>/dev/null),cuda,cpu)
+INSTALLED := $(patsubst $(VENV)/.installed-%,%,$(wildcard $(VENV)/.installed-*))
+ENGINE := $(or $(INSTALLED),$(if $(shell nvidia-smi --list-gpus 2>/dev/null),cuda,cpu))
+endif
+ifeq ($(filter cpu cuda,$(ENGINE)),)
+$(error ENGINE is cpu or cuda, not '$(ENGINE)')
 endif
 STAMP := $(VENV)/.installed-$(ENGINE)
 
@@ -44,6 +49,9 @@ install: $(STAMP) ## Put Sterna, its engine and the developer tools into .venv
 $(STAMP): pyproject.toml requirements/excluded-cpu.txt scripts/install.sh
 	@scripts/install.sh $(VENV) $(CACHE)/tools $(ENGINE)
 	@touch $@
+
+# The stamp of an installation that was interrupted says whose files are there.
+.PRECIOUS: $(STAMP)
 
 .PHONY: model
 model: install ## Fetch and convert the small model (once)

@@ -89,6 +89,8 @@ if [[ ! -x $venv/bin/python || -n $other_engine ]]; then
     # Two engines in one environment would overwrite each other's files.
     "$uv" venv --quiet --clear --no-project --python "$python" "$venv"
 fi
+# An interrupted installation leaves files of this engine; at this age, make repeats it.
+touch -d @0 "$venv/.installed-$engine"
 # As pip does. Where PYTHONDONTWRITEBYTECODE is set, each process that imports vLLM would compile it
 # again, which takes as long as all the rest of its import.
 "$uv" pip install --quiet --compile-bytecode "${options[@]}" --editable ".[$engine,dev]"

@@ -1,0 +1,133 @@
+"""Decisions of the Makefile and of `scripts/install.sh`: when to install, and which engine.
+
+`make` only lists what it would do, and the script gets a Python and a uv that install nothing.
+"""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.needed_tools import missing_program, needs
+
+ROOT = Path(__file__).parents[2]
+
+SOURCES = ("Makefile", "pyproject.toml", "requirements/excluded-cpu.txt", "scripts/install.sh")
+"""All that decides about an installation."""
+
+ONE_GPU = "GPU 0: NVIDIA H200 (UUID: GPU-0)"
+
+PYTHON = "[[ $1 == -c ]]"
+"""It has the version that is asked for, and no pip."""
+
+UV = """
+case "$*" in
+    "pip install --help") echo --excludes ;;
+    venv*)
+        rm -rf "${@: -1}"
+        mkdir -p "${@: -1}/bin"
+        ln -s "$(type -P true)" "${@: -1}/bin/python"
+        ;;
+    *) exit "${UV_STATUS:-0}" ;;
+esac
+"""
+"""It makes environments with a Python that does nothing."""
+
+pytestmark = needs(missing_program("make", "make"))
+
+
+class Checkout:
+    """A folder with the files that decide, and programs of its own before those of the machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.venv = folder / ".venv"
+        self._programs = folder / "programs"
+        for name in SOURCES:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+
+    def add_program(self, path: str, script: str) -> None:
+        """Add a program of Bash; one without a folder is found by its name."""
+        program = self._programs / path
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.write_text(f"#!/usr/bin/env bash\n{script}\n")
+        program.chmod(0o755)
+
+    def add_stamp(self, engine: str) -> None:
+        """As `make install` leaves it behind when it has installed everything."""
+        self.venv.mkdir(exist_ok=True)
+        (self.venv / f".installed-{engine}").touch()
+
+    def run(
+        self, *command: str, variables: Mapping[str, str] | None = None
+    ) -> "subprocess.CompletedProcess[str]":
+        path = f"{self._programs}:{os.environ['PATH']}"
+        return subprocess.run(
+            command,
+            cwd=self.folder,
+            env={"PATH": path, **(variables or {})},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def installs(self, *variables: str) -> str | None:
+        """The arguments of `scripts/install.sh` in `make install`; None: it is not run."""
+        done = self.run("make", "-n", "install", *variables)
+        assert done.returncode == 0, done.stderr
+        for line in done.stdout.splitlines():
+            if line.startswith("scripts/install.sh "):
+                return line.removeprefix("scripts/install.sh ")
+        return None
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    checkout = Checkout(tmp_path)
+    checkout.add_program("nvidia-smi", "exit 9")
+    checkout.add_program("python3.11", PYTHON)
+    checkout.add_program("uv", UV)
+    return checkout
+
+
+def test_a_fresh_clone_gets_the_engine_of_its_machine(checkout: Checkout) -> None:
+    assert checkout.installs() == ".venv .cache/tools cpu"
+    assert checkout.installs("ENGINE=cuda") == ".venv .cache/tools cuda"
+    checkout.add_program("nvidia-smi", f"echo '{ONE_GPU}'")
+    assert checkout.installs() == ".venv .cache/tools cuda"
+    assert checkout.installs("ENGINE=cpu") == ".venv .cache/tools cpu"
+
+
+def test_an_engine_that_was_chosen_stays(checkout: Checkout) -> None:
+    """`make test` would clear the environment under a server of `make serve ENGINE=cpu`."""
+    checkout.add_program("nvidia-smi", f"echo '{ONE_GPU}'")
+    checkout.add_stamp("cpu")
+    assert checkout.installs() is None
+    assert checkout.installs("ENGINE=cuda") == ".venv .cache/tools cuda"
+    os.utime(checkout.venv / ".installed-cpu", (0, 0))
+    assert checkout.installs() == ".venv .cache/tools cpu"
+
+
+def test_an_engine_that_does_not_exist_is_refused(checkout: Checkout) -> None:
+    for engine in ("gpu", ""):
+        done = checkout.run("make", "-n", "install", f"ENGINE={engine}")
+        assert done.returncode == 2
+        assert f"ENGINE is cpu or cuda, not '{engine}'" in done.stderr
+
+
+def test_an_interrupted_installation_is_cleared_for_the_other_engine(checkout: Checkout) -> None:
+    """Files of both would overwrite each other."""
+    script = ("scripts/install.sh", ".venv", ".cache/tools")
+    assert checkout.run(*script, "cuda", variables={"UV_STATUS": "1"}).returncode == 1
+    # It is not complete.
+    assert checkout.installs() == ".venv .cache/tools cuda"
+    left = checkout.venv / "left"
+    left.touch()
+    assert checkout.run(*script, "cuda").returncode == 0
+    assert left.exists()
+    assert checkout.run(*script, "cpu").returncode == 0
+    assert not left.exists()
