@@ -16,7 +16,8 @@ CACHE := .cache
 # server. Without an environment: CUDA where a GPU answers, else CPU.
 ifndef ENGINE
 INSTALLED := $(patsubst $(VENV)/.installed-%,%,$(wildcard $(VENV)/.installed-*))
-ENGINE := $(or $(INSTALLED),$(if $(shell nvidia-smi --list-gpus 2>/dev/null),cuda,cpu))
+# nvidia-smi also prints there that its driver does not answer.
+ENGINE := $(or $(INSTALLED),$(if $(shell nvidia-smi --list-gpus 2>/dev/null | grep '^GPU '),cuda,cpu))
 endif
 ifeq ($(filter cpu cuda,$(ENGINE)),)
 $(error ENGINE is cpu or cuda, not '$(ENGINE)')

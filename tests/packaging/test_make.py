@@ -102,6 +102,19 @@ def test_a_fresh_clone_gets_the_engine_of_its_machine(checkout: Checkout) -> Non
     assert checkout.installs("ENGINE=cpu") == ".venv .cache/tools cpu"
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        "No devices were found",
+        "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.",
+    ],
+)
+def test_a_driver_that_finds_no_gpu_is_none(checkout: Checkout, message: str) -> None:
+    """It says so on its standard output."""
+    checkout.add_program("nvidia-smi", f'echo "{message}"; exit 9')
+    assert checkout.installs() == ".venv .cache/tools cpu"
+
+
 def test_an_engine_that_was_chosen_stays(checkout: Checkout) -> None:
     """`make test` would clear the environment under a server of `make serve ENGINE=cpu`."""
     checkout.add_program("nvidia-smi", f"echo '{ONE_GPU}'")
