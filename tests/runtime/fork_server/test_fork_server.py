@@ -81,6 +81,30 @@ def test_only_what_went_wrong_is_said_and_not_that_who_asked_has_ended(
         assert said.startswith(b"fork server: Expecting value")
 
 
+def test_an_environment_without_vllm_is_reported_by_the_reader_of_the_options(
+    tmp_path: Path,
+) -> None:
+    """In one line, which would stand below a traceback."""
+    server = """
+import sys
+from sterna.errors import ConfigurationError
+from sterna.runtime.fork_server import fork_server
+
+def refuse():
+    raise ConfigurationError("vLLM is not installed here")
+
+fork_server._import_all = refuse
+fork_server.main(sys.argv[1])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", server, str(tmp_path / "socket")],
+        capture_output=True,
+        timeout=HANG_S,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
 def test_a_fork_that_cannot_become_what_was_asked_for_is_none(tmp_path: Path, script: str) -> None:
     """Whoever asked is an ordinary process then, and the fork no second server."""
     address = str(tmp_path / "socket")

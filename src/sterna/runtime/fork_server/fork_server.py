@@ -22,6 +22,7 @@ import time
 import traceback
 from typing import NoReturn
 
+from sterna.errors import SternaError
 from sterna.log_throttle import LogThrottle
 from sterna.runtime.fork_server.forked_worker import leave_removed_folder
 from sterna.runtime.processes.log_lines import drop_noise
@@ -48,7 +49,11 @@ def main(address: str) -> None:
         # An early client waits for the imports: its own would take as long.
         server.bind(address)
         server.listen()
-        _import_all()
+        try:
+            _import_all()
+        except SternaError:
+            # The process that reads the options fails of the same, and reports it.
+            sys.exit(1)
         selector.register(server, selectors.EVENT_READ)
         selector.register(sys.stdin, selectors.EVENT_READ)
         throttle = LogThrottle()
