@@ -39,12 +39,17 @@ def users_folder(name: str, parent: Path | None = None) -> Path:
         PermissionError: it belongs to another user, who may have made it on purpose.
         OSError: it cannot be made.
     """
-    folder = (parent or Path(tempfile.gettempdir())) / f"sterna-{name}-{os.getuid()}"
+    folder = users_path(name, parent)
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         raise PermissionError(f"{folder} belongs to another user")
     return folder
+
+
+def users_path(name: str, parent: Path | None = None) -> Path:
+    """Return the path of `users_folder`, which need not exist."""
+    return (parent or Path(tempfile.gettempdir())) / f"sterna-{name}-{os.getuid()}"
 
 
 def lock_file(path: Path, *, is_shared: bool = False) -> int | None:

@@ -113,6 +113,25 @@ def test_rays_files_are_in_a_folder_that_no_other_user_may_enter(
         assert busy_ray.folder is None
 
 
+def test_rays_files_are_in_tmp_where_its_sockets_could_not_be_in_a_long_folder(
+    busy_ray: BusyRay, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Linux has 107 characters for the path of a socket; Ray would not start."""
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    looked_at: list[str] = []
+    monkeypatch.setattr(launch, "check_room", looked_at.extend)
+    with tempfile.TemporaryDirectory(dir="/tmp") as parent:
+        own = Path(parent).joinpath("x" * 40)
+        own.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(own))
+        launch._check_room()
+        start_ray(Stop(), Reaper(), Gcs())  # type: ignore[arg-type]
+        assert busy_ray.folder == f"/tmp/sterna-ray-{os.getuid()}/ray"
+        assert looked_at == ["/tmp", str(own)]
+        assert list(own.iterdir()) == []
+    assert f"TMPDIR is too long for Ray's sockets folder={busy_ray.folder}" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("is_stopping", "num_starts"),
     [

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from types import FrameType
 from typing import Self, TypeVar
 
@@ -24,7 +25,7 @@ import ray
 
 from sterna.config import ClusterConfig
 from sterna.errors import ConfigurationError, SternaError
-from sterna.folders import RUN_FOLDER_VARIABLE, users_folder
+from sterna.folders import RUN_FOLDER_VARIABLE, users_folder, users_path
 from sterna.messaging.mailbox import draw_keys
 from sterna.runtime.fork_server.launcher import METRICS_FOLDER_VARIABLE, ForkServer
 from sterna.runtime.home.driver_messages import NAMESPACE, ServeOptions, say
@@ -344,17 +345,24 @@ def _ray_folder() -> str | None:
     """
     if "RAY_TMPDIR" in os.environ:
         return None
+    parent = _ray_parent()
     try:
-        folder = str(users_folder("ray") / "ray")
+        folder = str(users_folder("ray", parent) / "ray")
     except OSError as error:
         raise RayStartError(
             f"there is no folder for Ray's files: {error}; remove it, or name another one by "
             "RAY_TMPDIR"
         ) from error
-    if len(folder) > MAX_RAY_FOLDER:
-        logger.warning("other users of this machine may see Ray's files, TMPDIR is too long")
-        return None
+    if parent != Path(tempfile.gettempdir()):
+        logger.warning("TMPDIR is too long for Ray's sockets folder=%s", folder)
     return folder
+
+
+def _ray_parent() -> Path:
+    """Return where the folder of `_ray_folder` is: in the temporary folder, or in /tmp where the
+    paths of Ray's sockets would be too long in that one."""
+    own = Path(tempfile.gettempdir())
+    return own if len(str(users_path("ray", own) / "ray")) <= MAX_RAY_FOLDER else Path("/tmp")
 
 
 def _check_room() -> None:
@@ -364,7 +372,7 @@ def _check_room() -> None:
     except FileNotFoundError as error:
         # None of the usual folders can be written to.
         raise NoRoomError(f"{error.strerror}: make room in one") from error
-    check_room((os.environ.get("RAY_TMPDIR") or own, own))
+    check_room((os.environ.get("RAY_TMPDIR") or str(_ray_parent()), own))
 
 
 def _check_resources(config: ClusterConfig) -> None:
