@@ -119,7 +119,8 @@ bench-check: model ## About twelve minutes: fail if a ratio is a fifth worse tha
 
 .PHONY: soak
 soak: model ## Half an hour of all kinds of clients: nothing may grow; into bench/results/soak.json (SOAK_SECONDS=180 for less)
-	@SOAK_SECONDS=$(or $(SOAK_SECONDS),1800) $(BIN)/python -m pytest -m soak -s $(ARGS)
+	@SOAK_SECONDS=$(or $(SOAK_SECONDS),1800) \
+		$(BIN)/python -m pytest -m soak -s tests/serve/emulated/test_soak.py $(ARGS)
 
 .PHONY: chaos
 chaos: model ## Hit the processes of a real server for ten minutes into bench/results/chaos.json

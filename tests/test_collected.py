@@ -65,6 +65,8 @@ def test_targets_are_commands_of_pytest() -> None:
     assert names(f'make test-slow ARGS="{slow}"') == names(f"pytest -m slow {slow}") != []
     fast = "tests/supervisor/test_lease.py -k acts"
     assert names(f'make test ARGS="{fast}"') == names(f"pytest {fast}") != []
+    soak = "tests/serve/emulated/test_soak.py"
+    assert names("make soak") == names(f"pytest -m soak {soak}") != []
 
 
 def test_what_is_no_command_for_tests_is_refused() -> None:
