@@ -51,6 +51,14 @@ $(STAMP): pyproject.toml requirements/excluded-cpu.txt scripts/install.sh
 	@scripts/install.sh $(VENV) $(CACHE)/tools $(ENGINE)
 	@touch $@
 
+# With PYTHON the environment has this version: the script makes it again.
+ifdef PYTHON
+ASK_VERSION := -c 'import sys; print(*sys.version_info[:2])' 2>/dev/null
+ifneq ($(shell $(PYTHON) $(ASK_VERSION)),$(shell $(BIN)/python $(ASK_VERSION)))
+.PHONY: $(STAMP)
+endif
+endif
+
 # The stamp of an installation that was interrupted says whose files are there.
 .PRECIOUS: $(STAMP)
 

@@ -13,7 +13,7 @@ say() { echo "sterna: $*" >&2; }
 
 find_python() {
     local candidate
-    for candidate in ${PYTHON:-} python3.11 python3.12 python3.13 python3; do
+    for candidate in ${PYTHON:-python3.11 python3.12 python3.13 python3}; do
         # Run, not only looked up: version managers put names on PATH that do not work.
         if "$candidate" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
             2>/dev/null; then
@@ -21,8 +21,19 @@ find_python() {
             return
         fi
     done
-    say "no Python 3.11, 3.12 or 3.13 on PATH; install one or name it: make PYTHON=/path/to/python3.11"
+    if [[ -n ${PYTHON:-} ]]; then
+        say "PYTHON=$PYTHON is no Python 3.11, 3.12 or 3.13"
+    else
+        say "no Python 3.11, 3.12 or 3.13 on PATH; install one or name it: make PYTHON=/path/to/python3.11"
+    fi
     return 1
+}
+
+version_of() { "$1" -c 'import sys; print(*sys.version_info[:2])' 2>/dev/null; }
+
+# Whether PYTHON names another version than the environment has.
+is_other_python() {
+    [[ -n ${PYTHON:-} && $(version_of "$python") != "$(version_of "$venv/bin/python")" ]]
 }
 
 is_usable_uv() { "$1" pip install --help 2>/dev/null | grep -q -- --excludes; }
@@ -85,7 +96,7 @@ fi
 
 say "installing into $venv with the $engine engine"
 other_engine=$(find "$venv" -maxdepth 1 -name '.installed-*' ! -name ".installed-$engine" 2>/dev/null || true)
-if [[ ! -x $venv/bin/python || -n $other_engine ]]; then
+if [[ ! -x $venv/bin/python || -n $other_engine ]] || is_other_python; then
     # Two engines in one environment would overwrite each other's files.
     "$uv" venv --quiet --clear --no-project --python "$python" "$venv"
 fi

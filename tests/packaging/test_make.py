@@ -18,10 +18,18 @@ ROOT = Path(__file__).parents[2]
 SOURCES = ("Makefile", "pyproject.toml", "requirements/excluded-cpu.txt", "scripts/install.sh")
 """All that decides about an installation."""
 
+SCRIPT = ("scripts/install.sh", ".venv", ".cache/tools")
+
 ONE_GPU = "GPU 0: NVIDIA H200 (UUID: GPU-0)"
 
-PYTHON = "[[ $1 == -c ]]"
-"""It has the version that is asked for, and no pip."""
+PYTHON = """
+case "$*" in
+    -c*print*) basename "$0" ;;
+    -c*) ;;
+    *) exit 1 ;;
+esac
+"""
+"""It has the version of its name, and no pip."""
 
 UV = """
 case "$*" in
@@ -29,12 +37,13 @@ case "$*" in
     venv*)
         rm -rf "${@: -1}"
         mkdir -p "${@: -1}/bin"
-        ln -s "$(type -P true)" "${@: -1}/bin/python"
+        printf '#!/bin/sh\\necho %s' "$(basename "${@: -2:1}")" >"${@: -1}/bin/python"
+        chmod +x "${@: -1}/bin/python"
         ;;
     *) exit "${UV_STATUS:-0}" ;;
 esac
 """
-"""It makes environments with a Python that does nothing."""
+"""It makes environments with a Python that only says which one it is."""
 
 pytestmark = needs(missing_program("make", "make"))
 
@@ -50,10 +59,10 @@ class Checkout:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
 
-    def add_program(self, path: str, script: str) -> None:
-        """Add a program of Bash; one without a folder is found by its name."""
-        program = self._programs / path
-        program.parent.mkdir(parents=True, exist_ok=True)
+    def add_program(self, name: str, script: str) -> None:
+        """Add a program of Bash, which is found by its name."""
+        self._programs.mkdir(exist_ok=True)
+        program = self._programs / name
         program.write_text(f"#!/usr/bin/env bash\n{script}\n")
         program.chmod(0o755)
 
@@ -89,7 +98,9 @@ class Checkout:
 def checkout(tmp_path: Path) -> Checkout:
     checkout = Checkout(tmp_path)
     checkout.add_program("nvidia-smi", "exit 9")
-    checkout.add_program("python3.11", PYTHON)
+    for name in ("python3.11", "python3.13"):
+        checkout.add_program(name, PYTHON)
+    checkout.add_program("python3.12", "exit 127")
     checkout.add_program("uv", UV)
     return checkout
 
@@ -134,13 +145,40 @@ def test_an_engine_that_does_not_exist_is_refused(checkout: Checkout) -> None:
 
 def test_an_interrupted_installation_is_cleared_for_the_other_engine(checkout: Checkout) -> None:
     """Files of both would overwrite each other."""
-    script = ("scripts/install.sh", ".venv", ".cache/tools")
-    assert checkout.run(*script, "cuda", variables={"UV_STATUS": "1"}).returncode == 1
+    assert checkout.run(*SCRIPT, "cuda", variables={"UV_STATUS": "1"}).returncode == 1
     # It is not complete.
     assert checkout.installs() == ".venv .cache/tools cuda"
     left = checkout.venv / "left"
     left.touch()
-    assert checkout.run(*script, "cuda").returncode == 0
+    assert checkout.run(*SCRIPT, "cuda").returncode == 0
     assert left.exists()
-    assert checkout.run(*script, "cpu").returncode == 0
+    assert checkout.run(*SCRIPT, "cpu").returncode == 0
     assert not left.exists()
+
+
+def test_a_python_that_is_named_is_that_of_the_environment(checkout: Checkout) -> None:
+    def install(python: str) -> "subprocess.CompletedProcess[str]":
+        return checkout.run(*SCRIPT, "cpu", variables={"PYTHON": python})
+
+    assert install("python3.11").returncode == 0
+    checkout.add_stamp("cpu")
+    left = checkout.venv / "left"
+    left.touch()
+    assert checkout.installs("PYTHON=python3.11") is None
+    assert install("python3.11").returncode == 0
+    assert left.exists()
+
+    assert checkout.installs("PYTHON=python3.12") == ".venv .cache/tools cpu"
+    refused = install("python3.12")
+    assert refused.returncode == 1
+    assert refused.stderr == "sterna: PYTHON=python3.12 is no Python 3.11, 3.12 or 3.13\n"
+    assert left.exists()
+
+    checkout.add_stamp("cpu")
+    assert checkout.installs() is None
+    assert checkout.installs("PYTHON=python3.13") == ".venv .cache/tools cpu"
+    assert install("python3.13").returncode == 0
+    assert not left.exists()
+    assert checkout.run(".venv/bin/python").stdout == "python3.13\n"
+    assert checkout.run(*SCRIPT, "cpu").returncode == 0
+    assert checkout.run(".venv/bin/python").stdout == "python3.13\n"
