@@ -58,7 +58,7 @@ find_uv() {
 }
 
 # An option of pip's, from its environment variable or its configuration files. uv reads neither,
-# and people set up their index, certificates and wheel folders once, for pip.
+# and people set up their indexes, proxy, certificates and wheel folders once, for pip.
 pip_option() {
     local name=$1 variable
     variable=PIP_$(tr 'a-z-' 'A-Z_' <<<"$name")
@@ -70,12 +70,40 @@ pip_option() {
     fi
 }
 
+# Whether torch is in a wheel folder. Pages of links may have it, too, and are not read.
+has_torch() {
+    local link
+    for link in ${links//,/ }; do
+        link=${link#file://}
+        if [[ $link == *://* || -f $link ]] || compgen -G "$link/torch-*.whl" >/dev/null; then
+            return
+        fi
+    done
+    return 1
+}
+
 python=$(find_python)
 uv=$(find_uv "$python")
 
 index=${UV_DEFAULT_INDEX:-$(pip_option index-url)}
 if [[ -n $index ]]; then
     export UV_DEFAULT_INDEX=$index
+fi
+if [[ -z ${UV_INDEX:-} ]]; then
+    more_indexes=$(pip_option extra-index-url | xargs)
+    if [[ -n $more_indexes ]]; then
+        export UV_INDEX=$more_indexes
+        # As pip does; by default uv takes a package from the first index that has any version of it.
+        export UV_INDEX_STRATEGY=${UV_INDEX_STRATEGY:-unsafe-best-match}
+    fi
+fi
+proxy=${ALL_PROXY:-$(pip_option proxy)}
+if [[ -n $proxy ]]; then
+    export ALL_PROXY=$proxy
+fi
+insecure_hosts=${UV_INSECURE_HOST:-$(pip_option trusted-host | xargs)}
+if [[ -n $insecure_hosts ]]; then
+    export UV_INSECURE_HOST=$insecure_hosts
 fi
 certificates=${SSL_CERT_FILE:-$(pip_option cert)}
 if [[ -n $certificates ]]; then
@@ -89,7 +117,8 @@ if [[ $engine == cpu ]]; then
 fi
 if [[ -n $links ]]; then
     export UV_FIND_LINKS=$links
-elif [[ $engine == cpu ]]; then
+fi
+if [[ $engine == cpu ]] && ! has_torch; then
     # The engine needs torch's CPU build, which the default index does not have.
     options+=(--torch-backend cpu)
 fi

@@ -40,10 +40,15 @@ case "$*" in
         printf '#!/bin/sh\\necho %s' "$(basename "${@: -2:1}")" >"${@: -1}/bin/python"
         chmod +x "${@: -1}/bin/python"
         ;;
-    *) exit "${UV_STATUS:-0}" ;;
+    *)
+        echo "$*"
+        env | grep -E '^(ALL_PROXY|UV_)'
+        exit "${STATUS:-0}"
+        ;;
 esac
 """
-"""It makes environments with a Python that only says which one it is."""
+"""It makes environments with a Python that only says which one it is, and prints how it would
+install."""
 
 pytestmark = needs(missing_program("make", "make"))
 
@@ -92,6 +97,14 @@ class Checkout:
             if line.startswith("scripts/install.sh "):
                 return line.removeprefix("scripts/install.sh ")
         return None
+
+    def uv_of(self, variables: Mapping[str, str]) -> tuple[str, dict[str, str]]:
+        """The arguments and the variables with which `scripts/install.sh` has uv install."""
+        done = self.run(*SCRIPT, "cpu", variables=variables)
+        assert done.returncode == 0, done.stderr
+        # The last line is that of the environment's Python.
+        arguments, *environment, _ = done.stdout.splitlines()
+        return arguments, dict(each.split("=", 1) for each in environment)
 
 
 @pytest.fixture
@@ -145,7 +158,7 @@ def test_an_engine_that_does_not_exist_is_refused(checkout: Checkout) -> None:
 
 def test_an_interrupted_installation_is_cleared_for_the_other_engine(checkout: Checkout) -> None:
     """Files of both would overwrite each other."""
-    assert checkout.run(*SCRIPT, "cuda", variables={"UV_STATUS": "1"}).returncode == 1
+    assert checkout.run(*SCRIPT, "cuda", variables={"STATUS": "1"}).returncode == 1
     # It is not complete.
     assert checkout.installs() == ".venv .cache/tools cuda"
     left = checkout.venv / "left"
@@ -182,3 +195,50 @@ def test_a_python_that_is_named_is_that_of_the_environment(checkout: Checkout) -
     assert checkout.run(".venv/bin/python").stdout == "python3.13\n"
     assert checkout.run(*SCRIPT, "cpu").returncode == 0
     assert checkout.run(".venv/bin/python").stdout == "python3.13\n"
+
+
+def test_uv_has_the_settings_of_pip(checkout: Checkout) -> None:
+    variables = {
+        "PIP_INDEX_URL": "https://index.example/simple",
+        # As lists in pip's files read.
+        "PIP_EXTRA_INDEX_URL": "\nhttps://a.example/simple\nhttps://b.example/simple",
+        "PIP_PROXY": "http://proxy.example:3128",
+        "PIP_TRUSTED_HOST": "a.example b.example:8443",
+    }
+    assert checkout.uv_of(variables)[1] == {
+        "ALL_PROXY": "http://proxy.example:3128",
+        "UV_DEFAULT_INDEX": "https://index.example/simple",
+        "UV_INDEX": "https://a.example/simple https://b.example/simple",
+        # As pip does; by default uv takes what the first index with the package has.
+        "UV_INDEX_STRATEGY": "unsafe-best-match",
+        "UV_INSECURE_HOST": "a.example b.example:8443",
+    }
+
+
+def test_settings_of_uv_go_before_those_of_pip(checkout: Checkout) -> None:
+    variables = {"UV_INDEX": "https://uv.example/simple", "ALL_PROXY": "http://uv.example:1"}
+    pips = {"PIP_EXTRA_INDEX_URL": "https://a.example/simple", "PIP_PROXY": "http://a.example:1"}
+    assert checkout.uv_of({**variables, **pips})[1] == variables
+
+
+@pytest.mark.parametrize(
+    ("links", "has_index"),
+    [
+        ("", True),
+        ("wheels", True),
+        ("file://{folder}/wheels", True),
+        ("missing", True),
+        ("wheels with_torch", False),
+        ("file://{folder}/with_torch", False),
+        # What a page has is not looked up.
+        ("https://wheels.example/", False),
+    ],
+)
+def test_torch_comes_from_its_own_index_unless_wheel_folders_have_it(
+    checkout: Checkout, links: str, has_index: bool
+) -> None:
+    for wheel in ("wheels/torchvision-1.whl", "with_torch/torch-2.13.0+cpu-cp311-cp311-linux.whl"):
+        (checkout.folder / wheel).parent.mkdir()
+        (checkout.folder / wheel).touch()
+    options, _ = checkout.uv_of({"PIP_FIND_LINKS": links.format(folder=checkout.folder)})
+    assert ("--torch-backend cpu" in options) is has_index
