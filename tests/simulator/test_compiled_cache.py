@@ -1,5 +1,6 @@
 """Compiled functions are kept from one process to the next, and never beyond their source."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -52,3 +53,32 @@ def test_a_change_in_another_file_of_the_compiled_code_is_seen(tmp_path: Path) -
     assert changed != source.read_text()
     source.write_text(changed)
     assert run() == "2 compiled"
+
+
+@pytest.mark.slow
+def test_what_is_compiled_is_kept_where_neither_the_package_nor_the_home_can_be_written_to(
+    tmp_path: Path,
+) -> None:
+    """As in a container with a file system that can only be read. Files in place of the folders
+    also stop root."""
+    folder, home, temporary = (tmp_path / name for name in ("sterna", "home", "temporary"))
+    shutil.copytree(
+        Path(sterna.__file__).parent, folder, ignore=shutil.ignore_patterns("__pycache__")
+    )
+    (folder / "engine" / "emulated" / "compiled" / "__pycache__").touch()
+    home.touch()
+    temporary.mkdir()
+    script = (
+        "from sterna.engine.emulated.compiled import entries\n"
+        "print(entries.sample_memory.stats.cache_path)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(tmp_path), "HOME": str(home), "TMPDIR": str(temporary)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout).is_relative_to(temporary / f"sterna-compiled-{os.getuid()}")

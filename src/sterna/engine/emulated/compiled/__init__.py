@@ -9,5 +9,5 @@ the remainders of their offsets tell how many need a block; the next one to fini
 to it; `entries` has what Python calls, and finds the tables by their `pointers`.
 
 Offers: entries, tables.
-Imports: engine.emulated, types.
+Imports: engine.emulated, folders, types.
 """

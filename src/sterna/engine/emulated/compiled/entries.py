@@ -8,16 +8,18 @@ compiled into them.
 """
 
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numba import njit
+from numba import config, njit
 from numpy.typing import NDArray
 
 from sterna.engine.emulated.compiled import moves, prefixes, reports, stepping
 from sterna.engine.emulated.compiled.pointers import tables_at
 from sterna.engine.emulated.compiled.tables import Tables
+from sterna.folders import users_folder
 from sterna.types import MAX_ENDED, OUTPUT_LENGTHS
 
 
@@ -50,13 +52,23 @@ def places_of(tables: Tables) -> NDArray[np.int64]:
     return np.array([*(each.ctypes.data for each in tables), *sizes], np.int64)
 
 
-@njit(cache=True)
+def _compiled(function: Callable[..., Any]) -> Any:
+    """Decorator: numba compiles the function, and caches it in the temporary folder if neither the
+    package's folder nor the user's can be written to."""
+    try:
+        return njit(cache=True)(function)
+    except RuntimeError:
+        config.CACHE_DIR = str(users_folder("compiled"))
+        return njit(cache=True)(function)
+
+
+@_compiled
 def advance(places: Any, until_s: float, source: int = SOURCE) -> None:
     """See `stepping.advance`."""
     stepping.advance(tables_at(places), until_s)
 
 
-@njit(cache=True)
+@_compiled
 def advance_and_list(places: Any, until_s: float, listed: Any, source: int = SOURCE) -> int:
     """See `stepping.advance`, then `reports.list_changed`."""
     tables = tables_at(places)
@@ -64,7 +76,7 @@ def advance_and_list(places: Any, until_s: float, listed: Any, source: int = SOU
     return reports.list_changed(tables, listed)
 
 
-@njit(cache=True)
+@_compiled
 def advance_to_notice(
     places: Any, until_s: float, room_blocks: int, growth_steps: float, source: int = SOURCE
 ) -> tuple[int, float]:
@@ -72,7 +84,7 @@ def advance_to_notice(
     return stepping.advance_to_notice(tables_at(places), until_s, room_blocks, growth_steps)
 
 
-@njit(cache=True)
+@_compiled
 def has_room(
     places: Any, r: int, num_blocks: int, growth_steps: float, source: int = SOURCE
 ) -> bool:
@@ -80,19 +92,19 @@ def has_room(
     return reports.has_room(tables_at(places), r, num_blocks, growth_steps)
 
 
-@njit(cache=True)
+@_compiled
 def advance_row(places: Any, r: int, until_s: float, source: int = SOURCE) -> None:
     """See `stepping.advance_row`."""
     stepping.advance_row(tables_at(places), r, until_s)
 
 
-@njit(cache=True)
+@_compiled
 def begin_step(places: Any, r: int, now_s: float, source: int = SOURCE) -> bool:
     """See `stepping.begin_step`."""
     return stepping.begin_step(tables_at(places), r, now_s)
 
 
-@njit(cache=True)
+@_compiled
 def add(
     places: Any, r: int, index: int, dispatch_number: int, now_s: float, source: int = SOURCE
 ) -> None:
@@ -100,19 +112,19 @@ def add(
     stepping.add(tables_at(places), r, index, dispatch_number, now_s)
 
 
-@njit(cache=True)
+@_compiled
 def take_report(places: Any, which: int, r: int, source: int = SOURCE) -> None:
     """See `reports.take_report`."""
     reports.take_report(tables_at(places), which, r)
 
 
-@njit(cache=True)
+@_compiled
 def list_requests(places: Any, r: int, listed: Any, source: int = SOURCE) -> int:
     """See `reports.list_requests`."""
     return reports.list_requests(tables_at(places), r, listed)
 
 
-@njit(cache=True)
+@_compiled
 def sample_memory(
     places: Any, listed: Any, source: int = SOURCE
 ) -> tuple[int, int, int, int, int, int]:
@@ -120,7 +132,7 @@ def sample_memory(
     return reports.sample_memory(tables_at(places), listed)
 
 
-@njit(cache=True)
+@_compiled
 def progress_of(
     places: Any, r: int, index: int, source: int = SOURCE
 ) -> tuple[bool, bool, int, int, bool]:
@@ -128,43 +140,43 @@ def progress_of(
     return reports.progress_of(tables_at(places), r, index)
 
 
-@njit(cache=True)
+@_compiled
 def drain(places: Any, r: int, index: int, source: int = SOURCE) -> None:
     """See `moves.drain`."""
     moves.drain(tables_at(places), r, index)
 
 
-@njit(cache=True)
+@_compiled
 def resume(places: Any, r: int, index: int, source: int = SOURCE) -> None:
     """See `moves.resume`."""
     moves.resume(tables_at(places), r, index)
 
 
-@njit(cache=True)
+@_compiled
 def adopt(places: Any, r: int, index: int, num_blocks: int, source: int = SOURCE) -> None:
     """See `moves.adopt`."""
     moves.adopt(tables_at(places), r, index, num_blocks)
 
 
-@njit(cache=True)
+@_compiled
 def forget(places: Any, r: int, source: int = SOURCE) -> None:
     """See `prefixes.forget`."""
     prefixes.forget(tables_at(places), r)
 
 
-@njit(cache=True)
+@_compiled
 def list_coming(places: Any, index: int, listed: Any, source: int = SOURCE) -> None:
     """See `prefixes.list_coming`."""
     prefixes.list_coming(tables_at(places), index, listed)
 
 
-@njit(cache=True)
+@_compiled
 def leave(places: Any, r: int, held: Any, source: int = SOURCE) -> int:
     """See `prefixes.leave`."""
     return prefixes.leave(tables_at(places), r, held)
 
 
-@njit(cache=True)
+@_compiled
 def keep_prefix(
     places: Any, r: int, index: int, first_block: int, listed: Any, source: int = SOURCE
 ) -> int:
@@ -172,7 +184,7 @@ def keep_prefix(
     return prefixes.keep_prefix(tables_at(places), r, index, first_block, listed)
 
 
-@njit(cache=True)
+@_compiled
 def adopt_prefix(
     places: Any,
     r: int,
