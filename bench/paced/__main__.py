@@ -1,7 +1,8 @@
 """Compares policies on real engines whose steps last as long as on measured hardware.
 
 The same requests are sent to servers that differ in their policy alone, one after the other; a
-round has every policy once, and other requests than the other rounds. Beside each run stands what
+round has every policy once, and other requests than the other rounds (other arrivals alone, where
+a trace is a file: its requests and their order are the same). Beside each run stands what
 the simulator predicts for the same requests. Steps sleep for the rest of their time
 (docs/emulated_engine.md), so that a few cores carry all instances; how many steps were late is in
 each row.

@@ -197,7 +197,9 @@ def test_policies_on_paced_engines_are_as_much_better_as_was_measured() -> None:
     assert (
         f"ShareGPT: first tokens {sharegpt['mean', LLUMNIX]} times sooner in the mean than with "
         f"Llumnix's rules, P99 {sharegpt['p99', LLUMNIX]}; BurstGPT: {burst['mean', LLUMNIX]} and "
-        f"{burst['p99', LLUMNIX]}; M-M: no significant difference. |"
+        f"{burst['p99', LLUMNIX]}; M-M: no significant difference; S-L: P99 TPOT "
+        f"{on_paced_engines('S-L, 4 instances', 'tpot_p99_s', LLUMNIX)} times as "
+        "good. |"
     ) in row("Policies on four real vLLM engines")
     assert all(each.low < 1 < each.high for each in medium.values())
     assert (
@@ -238,5 +240,6 @@ def test_the_simulators_errors_are_those_that_were_found() -> None:
     lowest, highest = min(errors("ttft_mean_s")), max(errors("ttft_mean_s"))
     assert (
         f"Mean request latency within {math.ceil(100 * most)} %; mean TTFT "
-        f"{lowest:.2f} to {highest:.2f} times what it was. |"
+        f"{lowest:.2f} to {highest:.2f} times what it was (geometric means over the rounds of each "
+        "policy and case). |"
     ) in row("What the simulator predicts")
