@@ -24,12 +24,19 @@ class Point:
         options: those of `sterna simulate`, except for the policy and the seed.
         chooses: whether parameters were chosen on it, on other seeds.
         has_parts: whether single parts of Sterna's policy run on it.
+        note: what else was chosen on it, for its title.
     """
 
     name: str
     options: tuple[str, ...]
     chooses: bool = False
     has_parts: bool = True
+    note: str = ""
+
+    @property
+    def trace(self) -> str:
+        """The name of its trace."""
+        return self.options[self.options.index("--trace") + 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +139,8 @@ def _options(
 
 H100, RTX4090 = "h100-llama-3.1-8b", "rtx4090-llama-3.1-8b"
 
+COPY_START_NOTE = "`copy_start_cost` was chosen by these results, too"
+
 PREFIXES = Family(
     "prefixes",
     "Prefixes and sessions",
@@ -154,6 +163,7 @@ PREFIXES = Family(
         Point(
             "mooncake-conversation, full",
             _options(H100, 8, "mooncake-conversation", "--rate", "5", "--requests", "4000"),
+            note=COPY_START_NOTE,
         ),
         Point(
             "agents, small caches",
@@ -165,7 +175,11 @@ PREFIXES = Family(
             ),
             chooses=True,
         ),
-        Point("mooncake-arxiv", _options(H100, 8, "mooncake-arxiv", "--rate", "5.5")),
+        Point(
+            "mooncake-arxiv",
+            _options(H100, 8, "mooncake-arxiv", "--rate", "5.5"),
+            note=COPY_START_NOTE,
+        ),
         Point(
             "agentic-code",
             _options(RTX4090, 8, "agentic-code", "--rate", "0.4", "--divide-lengths", "16"),

@@ -31,6 +31,7 @@ from bench.policies.families import (
 )
 from bench.policies.goals import LLUMNIX_BOUNDS
 from bench.policies.measures import HIGH_METRICS, METRICS, THIRD_METRICS, policies_of
+from sterna.workload.catalog import has_same_lengths
 
 SHOWN = ("ttft_mean_s", "ttft_p99_s", "tpot_mean_s", "tpot_p99_s", "request_mean_s")
 
@@ -99,8 +100,11 @@ def _cluster_tables(rows: Sequence[Row], family: Family) -> list[str]:
 
 
 def _title(point: Point) -> str:
-    note = " (parameters were chosen on it, with other seeds)" if point.chooses else ""
-    return f"{point.name}{note}"
+    notes = [point.note] if point.note else []
+    if point.chooses:
+        other = "arrivals" if has_same_lengths(point.trace) else "seeds"
+        notes.append(f"parameters were chosen on it, with other {other}")
+    return f"{point.name} ({'; '.join(notes)})" if notes else point.name
 
 
 def _prefix_tables(rows: Sequence[Row], family: Family) -> list[str]:

@@ -11,6 +11,7 @@ round, even if it has none, since a predecessor may have set one.
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 import msgspec
@@ -31,7 +32,11 @@ from sterna.scheduler.held_requests import HeldRequests
 from sterna.scheduler.known_instances import KnownInstances
 from sterna.scheduler.prefix_copies import CopyPrefix, PrefixCopies, PrefixKnowledge
 from sterna.scheduler.room import Room
+from sterna.scheduler.running_prompts import LARGE_SHARE, Alike, RunningPrompts
 from sterna.types import NORMAL, FrontendId, InstanceId, InstanceLoad, RequestId
+
+LOOK_AGAIN_S = 0.25
+"""Time between two looks for what large prompts that wait may share with those that were sent."""
 
 
 class Dispatch(msgspec.Struct, frozen=True):
@@ -104,8 +109,11 @@ class GlobalScheduler:
         self._next_number = first_dispatch_number
         self._explains = explains
         self._next_round_s = now_s + policy.round_interval_s
+        # When it is looked again for what large prompts share; infinite while none waits.
+        self._next_look_s = math.inf
         self._instances = KnownInstances(policy, in_flight_lease_s)
         self._held = HeldRequests(policy)
+        self._running_prompts = RunningPrompts()
         self._copies = PrefixCopies(policy, prefixes)
         # Those by which waits for prefixes were last looked at.
         self._last_growth_steps = 0.0
@@ -117,7 +125,9 @@ class GlobalScheduler:
     def next_deadline_s(self) -> float | None:
         """When `on_tick` is due: the next round, if the policy has rounds, or the end of a wait."""
         deadline_s = self._next_round_s if self._has_rounds else math.inf
-        deadline_s = min(deadline_s, self._first_limit_s, self._copies.first_limit_s)
+        deadline_s = min(
+            deadline_s, self._first_limit_s, self._copies.first_limit_s, self._next_look_s
+        )
         return None if deadline_s == math.inf else deadline_s
 
     @property
@@ -230,7 +240,28 @@ class GlobalScheduler:
     def _hold(
         self, request: DispatchRequest, new: NewRequest, now_s: float, since_s: float | None = None
     ) -> None:
-        self._held.put(request, now_s, max(new.cached.values(), default=0), since_s)
+        alike: Mapping[InstanceId, Alike] = {}
+        if self._may_share(request):
+            alike = self._running_prompts.alike(request, new.cached)
+            self._next_look_s = min(self._next_look_s, now_s + LOOK_AGAIN_S)
+        self._held.put(request, now_s, new.cached, since_s, alike=alike)
+
+    def _may_share(self, request: DispatchRequest) -> bool:
+        """Whether it is looked for what the request shares with running ones: its prompt is large,
+        and may be cached."""
+        if not self._policy.binds_late or not request.block_hashes:
+            return False
+        total_tokens = float(self.candidates.column(TOTAL_TOKENS).max(initial=0))
+        return request.demand_tokens > LARGE_SHARE * total_tokens
+
+    def _look_again(self, now_s: float) -> None:
+        """Look again for what large prompts may share that wait, also for their prefix."""
+        if now_s < self._next_look_s:
+            return
+        self._next_look_s = math.inf
+        for request in tuple(self._held):
+            if self._may_share(request):
+                self._hold(request, self._copies.as_new(request), now_s)
 
     def on_cancel(self, request_id: RequestId, now_s: float) -> list[Effect]:
         """A front end no longer needs an instance for the request, or never sent it there."""
@@ -297,6 +328,7 @@ class GlobalScheduler:
         Requests in flight to it are forgotten: their front ends know what becomes of them.
         """
         self._instances.leave(instance_id)
+        self._running_prompts.on_instance_left(instance_id)
         self._last_destinations.pop(instance_id, None)
         effects: list[Effect] = []
         for source, destination in self.destinations.items():
@@ -330,6 +362,7 @@ class GlobalScheduler:
     def on_tick(self, now_s: float) -> list[Effect]:
         """Run a round if it is due: pair instances, then scale their number. Requests that have
         waited long enough are dispatched."""
+        self._look_again(now_s)
         effects = self._dispatch_held(now_s) if self._held else []
         for request_id in self._copies.overdue(now_s):
             effects += self.on_prefix_done(request_id, now_s)
@@ -376,14 +409,17 @@ class GlobalScheduler:
             candidates = self.candidates
             if room is not None and self._may_wait(request, room, now_s):
                 # This comparison alone tells most of many requests.
-                if request.demand_tokens > room.most_tokens:
+                may_fit = self._held.least_tokens(request.request_id) <= room.most_tokens
+                if may_fit:
+                    shared = self._shared(request)
+                    candidates = room.candidates_for(request.demand_tokens, shared)
+                if not may_fit or not candidates:
                     if kept_free is None and self._keeps_room(request, now_s):
                         kept_free = room.roomiest_for(request.demand_tokens)
                         room = self._room(kept_free)
                         if not self._may_fit(room, now_s):
                             break
                     continue
-                candidates = room.candidates_for(request.demand_tokens)
             new = asked.get(request.request_id) or self._copies.as_new(request)
             choice = decide(new, candidates, self._policy)
             if choice is None:
@@ -424,6 +460,7 @@ class GlobalScheduler:
     ) -> Dispatch | CopyPrefix:
         """Send a held request to the chosen instance, or have its prefix copied there first."""
         instance_id = choice.instance_id
+        shared_tokens = self._shared(request).get(instance_id, 0)
         since_s = self._held.take(request.request_id)
         assert since_s is not None
         reason = None
@@ -435,6 +472,7 @@ class GlobalScheduler:
                 num_instances=len(self.candidates),
                 held_s=now_s - since_s,
             )
+        new = replace(new, demand_tokens=new.demand_tokens - shared_tokens)
         self._copies.on_dispatched(request, instance_id, now_s)
         copy = self._copies.copy_first(request, new, choice.chosen, reason, since_s, now_s)
         if copy is None:
@@ -475,7 +513,7 @@ class GlobalScheduler:
         full = []
         for candidate in map(self.candidates.find, elsewhere.instances):
             if candidate is not None and self._could_hold(candidate, request):
-                if self._room_of(candidate) >= request.demand_tokens:
+                if self._has_room(candidate, request):
                     return False
                 full.append(candidate.instance_id)
         if not full or now_s >= until_s:
@@ -486,6 +524,15 @@ class GlobalScheduler:
     def _could_hold(self, candidate: Candidate, request: DispatchRequest) -> bool:
         load = candidate.load
         return not load.is_terminating and request.demand_tokens <= load.total_tokens
+
+    def _has_room(self, candidate: Candidate, request: DispatchRequest) -> bool:
+        shared_tokens = self._shared(request).get(candidate.instance_id, 0)
+        return request.demand_tokens - shared_tokens <= self._room_of(candidate)
+
+    def _shared(self, request: DispatchRequest) -> Mapping[InstanceId, int]:
+        """The part of its demand for which a held request needs no memory on each instance."""
+        alike = self._held.alike(request.request_id)
+        return self._running_prompts.shared(alike, self.candidates) if alike else {}
 
     def _room_of(self, candidate: Candidate) -> float:
         return candidate.room_tokens - self.growth_steps * candidate.num_requests
@@ -540,6 +587,9 @@ class GlobalScheduler:
     ) -> Dispatch:
         number = self._next_number
         self._next_number += 1
+        if self._policy.binds_late:
+            is_large = self._may_share(request)
+            self._running_prompts.on_sent(request, instance_id, is_large=is_large)
         self._instances.send(request, new, instance_id, number, now_s)
         return Dispatch(request.request_id, request.frontend_id, instance_id, number, reason)
 

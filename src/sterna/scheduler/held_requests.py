@@ -1,24 +1,31 @@
 """Held requests: the line of those that wait at the global scheduler for an instance. Pure."""
 
 from bisect import bisect_left, insort
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
+from types import MappingProxyType
 
 from sterna.config import PolicyConfig
 from sterna.messages.actors import DispatchRequest
 from sterna.scheduler.prefix_waits import PrefixWaits
+from sterna.scheduler.running_prompts import Alike
 from sterna.types import InstanceId, RequestId
 
 _Place = tuple[int, bool, float, float, int, DispatchRequest]
 """What the line is sorted by. The number before the request is unique, so that requests are never
 compared."""
 
+NOTHING: Mapping[InstanceId, int] = MappingProxyType({})
+NO_PROMPTS: Mapping[InstanceId, Alike] = MappingProxyType({})
+
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
     place: _Place
     since_s: float
+    alike: Mapping[InstanceId, Alike]
+    least_tokens: int
 
     @property
     def request(self) -> DispatchRequest:
@@ -46,6 +53,7 @@ class HeldRequests:
         self._line: list[_Place] = []
         self._sinces_s: list[float] = []
         self._demands_tokens: list[int] = []
+        self._least_tokens: list[int] = []
         self._num_put = 0
         self._total_tokens = 0
         self._prefix_waits = PrefixWaits()
@@ -67,8 +75,8 @@ class HeldRequests:
 
     @property
     def smallest_tokens(self) -> int | None:
-        """The smallest demand of those in line; None without any."""
-        return self._demands_tokens[0] if self._demands_tokens else None
+        """The least memory that one of those in line may need; None without any."""
+        return self._least_tokens[0] if self._least_tokens else None
 
     @property
     def largest_tokens(self) -> int | None:
@@ -77,7 +85,7 @@ class HeldRequests:
 
     @property
     def smallest_of_all_tokens(self) -> int | None:
-        """The smallest demand, also of those that wait for their prefix; None without requests."""
+        """The least memory, also for those that wait for their prefix; None without requests."""
         found = self.smallest_tokens, self._prefix_waits.smallest_tokens
         return min([each for each in found if each is not None], default=None)
 
@@ -114,6 +122,14 @@ class HeldRequests:
         """The demand of this request, which waits."""
         return self._waiting[request_id].request.demand_tokens
 
+    def least_tokens(self, request_id: RequestId) -> int:
+        """The least memory that this request, which waits, may need."""
+        return self._waiting[request_id].least_tokens
+
+    def alike(self, request_id: RequestId) -> Mapping[InstanceId, Alike]:
+        """What this request, which waits, may share with those that run on these instances."""
+        return self._waiting[request_id].alike
+
     def awaits_prefix(self, request_id: RequestId) -> bool:
         """Whether this request, which waits, does so for its prefix."""
         return request_id in self._prefix_waits
@@ -122,15 +138,18 @@ class HeldRequests:
         self,
         request: DispatchRequest,
         now_s: float,
-        cached_tokens: int = 0,
+        cached: Mapping[InstanceId, int] = NOTHING,
         since_s: float | None = None,
+        *,
+        alike: Mapping[InstanceId, Alike] = NO_PROMPTS,
     ) -> None:
         """Put the request in line; one that waits already keeps its time, and has these values
         from now on.
 
         Args:
-            cached_tokens: the most of its prompt that a prefix cache has.
+            cached: `NewRequest.cached` of it.
             since_s: when it began to wait; None: now, or before, at a scheduler that died.
+            alike: `RunningPrompts.alike` of it.
         """
         known = self._waiting.get(request.request_id)
         if known is None:
@@ -142,14 +161,18 @@ class HeldRequests:
             since_s, number = known.since_s, known.number
             self._leave(known)
         size_tokens = 0.0
+        most_cached_tokens = max(cached.values(), default=0)
         if self._policy.binds_late:
             size_tokens = request.demand_tokens + self._policy.ageing_tokens_per_s * since_s
         if self._policy.holds_by_uncached:
-            size_tokens -= cached_tokens
+            size_tokens -= most_cached_tokens
         priority = self._policy.counts_as(request.scheduling_priority)
         is_new = not request.has_begun
         place = (-priority, is_new, size_tokens, request.arrival_s, number, request)
-        waiting = self._waiting[request.request_id] = _Waiting(place, since_s)
+        most_alike_tokens = max((each.num_tokens for each in alike.values()), default=0)
+        least_tokens = request.demand_tokens - most_alike_tokens
+        waiting = _Waiting(place, since_s, alike, least_tokens)
+        self._waiting[request.request_id] = waiting
         self._enter(waiting)
 
     def await_prefix(
@@ -159,7 +182,7 @@ class HeldRequests:
         prefix, out of the line."""
         waiting = self._waiting[request_id]
         self._leave(waiting)
-        self._prefix_waits.begin(request_id, waiting.request.demand_tokens, instances, until_s)
+        self._prefix_waits.begin(request_id, waiting.least_tokens, instances, until_s)
 
     def end_overdue_waits(self, now_s: float) -> None:
         """Those that have waited long enough for their prefix are back in line."""
@@ -185,6 +208,7 @@ class HeldRequests:
     def _enter(self, waiting: _Waiting) -> None:
         insort(self._line, waiting.place)
         insort(self._demands_tokens, waiting.request.demand_tokens)
+        insort(self._least_tokens, waiting.least_tokens)
         insort(self._sinces_s, waiting.since_s)
         self._total_tokens += waiting.request.demand_tokens
 
@@ -195,4 +219,5 @@ class HeldRequests:
         del self._line[bisect_left(self._line, waiting.place)]
         self._total_tokens -= waiting.request.demand_tokens
         del self._demands_tokens[bisect_left(self._demands_tokens, waiting.request.demand_tokens)]
+        del self._least_tokens[bisect_left(self._least_tokens, waiting.least_tokens)]
         del self._sinces_s[bisect_left(self._sinces_s, waiting.since_s)]

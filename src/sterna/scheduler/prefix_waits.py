@@ -11,7 +11,7 @@ from sterna.types import InstanceId, RequestId
 
 @dataclass(frozen=True, slots=True)
 class _Wait:
-    demand_tokens: int
+    least_tokens: int
     instances: tuple[InstanceId, ...]
     until_s: float
 
@@ -26,7 +26,7 @@ class PrefixWaits:
         self._waits: dict[RequestId, _Wait] = {}
         self._of_instance: dict[InstanceId, dict[RequestId, _Wait]] = {}
         self._limits: list[tuple[float, RequestId]] = []
-        self._demands_tokens: list[int] = []
+        self._least_tokens: list[int] = []
 
     def __contains__(self, request_id: RequestId) -> bool:
         return request_id in self._waits
@@ -43,22 +43,22 @@ class PrefixWaits:
 
     @property
     def smallest_tokens(self) -> int | None:
-        """The smallest demand; None without requests."""
-        return self._demands_tokens[0] if self._demands_tokens else None
+        """The least memory that one of them may need; None without requests."""
+        return self._least_tokens[0] if self._least_tokens else None
 
     def begin(
         self,
         request_id: RequestId,
-        demand_tokens: int,
+        least_tokens: int,
         instances: Iterable[InstanceId],
         until_s: float,
     ) -> None:
         """The request, which waits for nothing yet, waits for memory on any of these."""
-        wait = self._waits[request_id] = _Wait(demand_tokens, tuple(instances), until_s)
+        wait = self._waits[request_id] = _Wait(least_tokens, tuple(instances), until_s)
         for instance_id in wait.instances:
             self._of_instance.setdefault(instance_id, {})[request_id] = wait
         insort(self._limits, (until_s, request_id))
-        insort(self._demands_tokens, demand_tokens)
+        insort(self._least_tokens, least_tokens)
 
     def end(self, request_id: RequestId) -> bool:
         """The request no longer waits; returns whether it did."""
@@ -71,7 +71,7 @@ class PrefixWaits:
             if not of_instance:
                 del self._of_instance[instance_id]
         del self._limits[bisect_left(self._limits, (wait.until_s, request_id))]
-        del self._demands_tokens[bisect_left(self._demands_tokens, wait.demand_tokens)]
+        del self._least_tokens[bisect_left(self._least_tokens, wait.least_tokens)]
         return True
 
     def overdue(self, now_s: float) -> list[RequestId]:
@@ -87,7 +87,7 @@ class PrefixWaits:
         """Of those that wait for this instance, the first ones that have room there together."""
         found = []
         for request_id, wait in self._of_instance.get(instance_id, {}).items():
-            if wait.demand_tokens <= room_tokens:
-                room_tokens -= wait.demand_tokens
+            if wait.least_tokens <= room_tokens:
+                room_tokens -= wait.least_tokens
                 found.append(request_id)
         return found

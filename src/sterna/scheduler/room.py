@@ -1,6 +1,8 @@
 """Room: the memory that instances have for requests that wait. Pure."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
@@ -55,9 +57,16 @@ class Room:
             tokens = tokens - growth_steps * staying.column(NUM_REQUESTS)
         return cls(staying, tokens, float(tokens[tokens.argmax()]), most_total_tokens)
 
-    def candidates_for(self, demand_tokens: int) -> CandidateTable:
-        """Those that have room for a request."""
-        return self.candidates.where(self.tokens >= demand_tokens)
+    def candidates_for(
+        self, demand_tokens: int, shared: Mapping[InstanceId, int] = MappingProxyType({})
+    ) -> CandidateTable:
+        """Those that have room for a request.
+
+        Args:
+            shared: the part of its demand for which it needs no memory there.
+        """
+        needed_tokens = demand_tokens - self.candidates.spread(shared) if shared else demand_tokens
+        return self.candidates.where(self.tokens >= needed_tokens)
 
     def roomiest_for(self, demand_tokens: int) -> InstanceId | None:
         """The one that has the most left, of those that could ever hold a request."""

@@ -120,6 +120,9 @@ class Engines(Protocol):
     def add(self, row: int, index: int, dispatch_number: int, now_s: float) -> None:
         """Queue a request of the trace."""
 
+    def prompt_hashes(self, index: int) -> bytes:
+        """`DispatchRequest.block_hashes` of a request; empty without prefix caches."""
+
     def coming_tokens(self, index: int) -> dict[InstanceId, int]:
         """The tokens of a request of the trace that instances have in their prefix caches or will
         have for earlier requests, without instances that have none; as of the last loads."""

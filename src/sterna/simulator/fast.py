@@ -562,6 +562,13 @@ class FastEngines:
     def add(self, row: int, index: int, dispatch_number: int, now_s: float) -> None:
         entries.add(self._places, row, index, dispatch_number, now_s)
 
+    def prompt_hashes(self, index: int) -> bytes:
+        if self._hashes is None:
+            return b""
+        return self._hashes.of_prompt(
+            index, int(self._trace.input_tokens[index]) // self._block_size
+        )
+
     def coming_tokens(self, index: int) -> dict[InstanceId, int]:
         if self._hashes is None:
             return {}

@@ -288,6 +288,13 @@ class PlainEngines:
         engine.last_dispatch = dispatch_number
         self._changed.add(row)
 
+    def prompt_hashes(self, index: int) -> bytes:
+        if self._hashes is None:
+            return b""
+        return self._hashes.of_prompt(
+            index, int(self._trace.input_tokens[index]) // self._config.engine.block_size
+        )
+
     def coming_tokens(self, index: int) -> dict[InstanceId, int]:
         if self._hashes is None:
             return {}

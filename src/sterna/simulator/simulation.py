@@ -203,6 +203,7 @@ class Simulation:
             execution_priority=priority,
             session=self._sessions[index] if self._sessions else "",
             prompt_tokens=self._prompts_tokens[index],
+            block_hashes=self._engines.prompt_hashes(index),
         )
         self._carry_out(self._scheduler.on_request(request, now_s), now_s)
         self._plan_wait(now_s)

@@ -65,6 +65,10 @@ class BlockHashes:
         num_known = np.bincount(row[is_known], minlength=len(trace))
         return cls(hashes.view(np.int64), end, num_known * block_size)
 
+    def of_prompt(self, row: int, num_blocks: int) -> bytes:
+        """Those of the first blocks of one request, 8 bytes each."""
+        return self.of_request(row)[:num_blocks].tobytes()
+
     def of_request(self, row: int) -> NDArray[np.int64]:
         """The hashes of one request."""
         return self.hashes[self.end[row - 1] if row else 0 : self.end[row]]
