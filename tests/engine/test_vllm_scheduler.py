@@ -258,6 +258,21 @@ def test_a_preempted_request_is_shown_with_the_demand_of_its_output_too(vllm_cor
     finish(core)
 
 
+def test_the_prefix_cache_is_not_emptied_while_a_move_holds_blocks(vllm_core: Any) -> None:
+    """And nothing is preempted for it: vLLM would preempt all, and then fail."""
+    core = with_scheduler(vllm_core, prefix_caching=True)
+    scheduler, migration_id = core.scheduler, MigrationId("m")
+    add(core, "a", 40)
+    step(core)
+    assert scheduler.reserve(migration_id, (range(2),), needs_slot=False) != Reason.NO_MEMORY
+    assert not scheduler.reset_prefix_cache(reset_running_requests=True)
+    assert [each.request_id for each in scheduler.running] == ["a"]
+    scheduler.free_reservation(migration_id)
+    assert scheduler.reset_prefix_cache(reset_running_requests=True)
+    assert not scheduler.running
+    finish(core)
+
+
 def test_a_request_that_will_queue_is_reserved_neither_slot_nor_memory(vllm_core: Any) -> None:
     """By hand: a, with the only slot, leaves 5 of 10 blocks free, as many as the watermark."""
     core = with_scheduler(vllm_core, max_num_seqs=1, watermark=0.5)

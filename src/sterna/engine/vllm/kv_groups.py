@@ -241,6 +241,11 @@ class MovingPrefixes:
         self._kept: dict[RequestId, _KeptPrefix] = {}
 
     @property
+    def are_kept(self) -> bool:
+        """Whether any are leaving."""
+        return bool(self._kept)
+
+    @property
     def num_blocks(self) -> int:
         """Blocks that no request held when they were kept."""
         return sum(each.num_idle_blocks for each in self._kept.values())

@@ -155,12 +155,22 @@ class MigratingScheduler(Scheduler):
             # Blocks of scratch memory alone are in no cache.
             self.cache_reports = reports if reports.layout.groups else None
 
-    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
-        """Empty the prefix cache as vLLM does."""
-        is_reset = super().reset_prefix_cache(*args, **kwargs)
+    def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        """Empty the prefix cache as vLLM does; but while moves hold blocks, which cannot be
+        preempted, nothing is done for it: vLLM would preempt all requests, and then fail."""
+        if reset_running_requests and self._moves_hold_blocks:
+            return False
+        is_reset = super().reset_prefix_cache(reset_running_requests, reset_connector)
         if self.cache_reports is not None:
             self.cache_reports.on_reset()
         return is_reset
+
+    @property
+    def _moves_hold_blocks(self) -> bool:
+        has_reserved = any(each.num_blocks for each in self._reservations.values())
+        return has_reserved or bool(self._drained_running()) or self.prefixes.are_kept
 
     def make_stats(self, *args: Any, **kwargs: Any) -> SchedulerStats | None:
         """Return vLLM's statistics of a step, after what they say of the prefix cache and of drafts
