@@ -44,7 +44,7 @@ QUICK = {
     "the source finds a stage's columns by its present length": "wrong KV in group",
     "the last stage sends the blocks of its plan": "is wrong",
     "a stage is written after its reservation was freed": "is wrong",
-    "the destination does not know the length at the plan": "is wrong",
+    "the destination does not know the length at the plan": "wrong KV in group",
     "a new scheduler does not get the whole prefix cache": "knows the prefix caches of",
     "evictions from the prefix cache are not reported": "too many",
     "adopted blocks in the prefix cache are not reported": "lacks",

@@ -134,6 +134,18 @@ def test_another_document_is_not_shared() -> None:
     assert cluster.ask("r2", 1) == [("r2", "i0")]
 
 
+def test_the_turn_before_of_the_same_session_has_ended() -> None:
+    cluster = Cluster()
+    first, second = (
+        structs.replace(question(name, 1), session="s") for name in ("first", "second")
+    )
+    assert places(cluster.core.on_request(first, 0.0)) == [("first", "i0")]
+    cluster.report(with_questions(0, more=[QUESTION]))
+    cluster.cached["second"] = {"i0": DOCUMENT}
+    assert cluster.core.on_request(second, 1.0) == []
+    assert cluster.ask("other") == [("other", "i0")]
+
+
 def test_no_more_is_shared_than_is_cached() -> None:
     """By hand: 13,760 tokens are free."""
     cluster = Cluster()

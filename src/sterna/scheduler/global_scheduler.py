@@ -261,7 +261,12 @@ class GlobalScheduler:
         self._next_look_s = math.inf
         for request in tuple(self._held):
             if self._may_share(request):
-                self._hold(request, self._copies.as_new(request), now_s)
+                new = self._copies.as_new(request)
+                alike = self._running_prompts.alike(request, new.cached)
+                # Others keep their places, and wait on for their prefixes.
+                if alike != self._held.alike(request.request_id):
+                    self._hold(request, new, now_s)
+                self._next_look_s = now_s + LOOK_AGAIN_S
 
     def on_cancel(self, request_id: RequestId, now_s: float) -> list[Effect]:
         """A front end no longer needs an instance for the request, or never sent it there."""

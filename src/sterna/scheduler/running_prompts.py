@@ -29,6 +29,7 @@ can run there."""
 class _Sent:
     hashes: Sequence[int]
     number: int
+    session: str
 
 
 class Alike(NamedTuple):
@@ -56,7 +57,7 @@ class RunningPrompts:
         others = [
             each for each in self._sent.get(instance_id, ()) if not _num_alike(each.hashes, hashes)
         ]
-        sent = _Sent(hashes, self._num_sent[instance_id])
+        sent = _Sent(hashes, self._num_sent[instance_id], request.session)
         self._sent[instance_id] = [*others, sent][-MAX_PROMPTS:]
 
     def on_instance_left(self, instance_id: InstanceId) -> None:
@@ -77,6 +78,9 @@ class RunningPrompts:
         hashes = unpacked(request.block_hashes)
         for instance_id, cached_tokens in cached.items():
             for sent in self._sent.get(instance_id, ()):
+                if request.session and sent.session == request.session:
+                    # A turn before this one, which has ended.
+                    continue
                 if num_alike := _num_alike(sent.hashes, hashes):
                     # Exact for prompts of as many blocks as a block has tokens.
                     num_tokens = num_alike * (request.prompt_tokens // len(hashes))
