@@ -1,4 +1,4 @@
-"""The results of `sterna bench start`: a table and a summary. Pure, from rows alone."""
+"""Results of `sterna bench start`: a table and a summary. Pure, from rows alone."""
 
 from collections.abc import Sequence
 from statistics import median

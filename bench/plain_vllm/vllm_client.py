@@ -1,4 +1,4 @@
-"""vLLM's own benchmark client, `vllm bench serve`, which sends the requests of a load."""
+"""Benchmark client of vLLM's own, `vllm bench serve`, which sends the requests of a load."""
 
 import contextlib
 import json

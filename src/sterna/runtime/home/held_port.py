@@ -1,4 +1,4 @@
-"""The port of a server, which is held from its start on.
+"""Port of a server, which is held from its start on.
 
 Front ends listen when instances are up, which may take minutes, and share the port among
 themselves. Without this a server that starts meanwhile would find the port free, and share it with
