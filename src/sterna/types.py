@@ -126,6 +126,11 @@ MAX_ENDED = 4_096
 older ones weigh less."""
 
 
+MAX_LARGE_PROMPTS = 8
+"""Requests with large prompts that a load report names: about as many such prompts, no two of them
+alike, as an instance has memory for."""
+
+
 @dataclass(frozen=True, slots=True)
 class InstanceView:
     """The state of one instance at the beginning of a step, or between two steps, as its llumlet
@@ -170,8 +175,8 @@ class InstanceView:
 
 
 class InstanceLoad(msgspec.Struct, frozen=True):
-    """A llumlet's report about its instance: metrics of the instance, never of single requests
-    (Section 4.3).
+    """A llumlet's report about its instance: metrics of the instance (Section 4.3), and, of single
+    requests, the ids of those with large prompts alone.
 
     Attributes:
         sequence: grows with every report of this instance; an older one is ignored.
@@ -202,6 +207,9 @@ class InstanceLoad(msgspec.Struct, frozen=True):
             have ended by then not among them; 0 unless the policy goes by it
             (`PolicyConfig.balance_horizon_steps`).
         move_coming_tokens: of that, the memory of the request which would move next.
+        large_prompts: running requests whose prompts are large and computed, so that others may
+            share their memory; the last ones that began to run, the newest first. Only with
+            `PolicyConfig.binds_late`.
     """
 
     instance_id: InstanceId
@@ -228,6 +236,7 @@ class InstanceLoad(msgspec.Struct, frozen=True):
     num_slots: int | None = None
     coming_tokens: int = 0
     move_coming_tokens: int = 0
+    large_prompts: tuple[RequestId, ...] = ()
 
 
 def pairs_of(num_tokens: int, num_uncomputed: int) -> int:

@@ -579,4 +579,5 @@ def test_the_work_for_a_request_does_not_depend_on_how_many_run(name: str) -> No
         num_running=200,
         num_by_priority=((NORMAL, 200),),
         move_tokens=32,
+        large_prompts=(),
     )

@@ -3,15 +3,24 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import pytest
 from msgspec import structs
 
 from sterna.messages.actors import DispatchRequest
 from sterna.policy.presets import STERNA
 from sterna.scheduler.global_scheduler import GlobalScheduler
-from sterna.scheduler.running_prompts import MAX_PROMPTS
-from sterna.types import InstanceId, InstanceView, RequestId, packed
+from sterna.scheduler.running_prompts import RunningPrompts
+from sterna.types import (
+    MAX_LARGE_PROMPTS,
+    InstanceId,
+    InstanceView,
+    Priority,
+    RequestId,
+    RequestView,
+    packed,
+)
 from tests.policy.builders import instance, queuing, report, running
-from tests.scheduler.test_global_scheduler import ask, places
+from tests.scheduler.test_global_scheduler import places
 from tests.scheduler.test_waits_for_prefixes import Known, prompt
 
 TOTAL = 40_000
@@ -61,14 +70,24 @@ def question(name: str, document: int, num_tokens: int = QUESTION) -> DispatchRe
     return structs.replace(prompt(name, num_tokens), block_hashes=packed(hashes))
 
 
-def with_questions(
-    num_questions: int, *, more: Sequence[int] = (), instance_id: str = "i0"
+def with_requests(
+    *names: str, more: Sequence[int] = (), instance_id: str = "i0", num_tokens: int = QUESTION
 ) -> InstanceView:
-    """An instance on which as many questions about one document run, and requests of these
-    tokens."""
-    usages_tokens = [QUESTION, *[QUESTION - DOCUMENT] * (num_questions - 1)][:num_questions]
-    views = [running(f"{instance_id}-{n}", each) for n, each in enumerate([*usages_tokens, *more])]
-    return instance(instance_id, running=views, total_tokens=TOTAL)
+    """An instance on which these questions about one document decode, and before them requests of
+    these tokens, whose prompts are small."""
+    others = [
+        running(f"{instance_id}-{n}", each, num_output_tokens=each) for n, each in enumerate(more)
+    ]
+    questions = [
+        asked(name, num_tokens, shared_tokens=DOCUMENT if place else 0)
+        for place, name in enumerate(names)
+    ]
+    return instance(instance_id, running=[*others, *questions], total_tokens=TOTAL)
+
+
+def asked(name: str, num_tokens: int = QUESTION, *, shared_tokens: int = 0) -> RequestView:
+    """A question that decodes, and the part of its memory that no request before it has."""
+    return running(name, num_tokens - shared_tokens, num_tokens=num_tokens)
 
 
 def test_questions_about_one_document_run_together() -> None:
@@ -76,27 +95,16 @@ def test_questions_about_one_document_run_together() -> None:
     640, and 21 of them fit, whether reports show them or they are on their way."""
     cluster = Cluster()
     assert cluster.ask("r0", cached={}) == [("r0", "i0")]
-    assert cluster.report(with_questions(1)) == []
-    for number in range(1, 22):
-        assert cluster.ask(f"r{number}") == [(f"r{number}", "i0")]
-        if number == 8:
-            cluster.report(with_questions(9))
-        elif number == 16:
-            cluster.report(with_questions(17))
+    names = [f"r{number}" for number in range(22)]
+    assert cluster.report(with_requests("r0")) == []
+    for number, name in enumerate(names[1:], 1):
+        assert cluster.ask(name) == [(name, "i0")]
+        if number in (8, 16):
+            cluster.report(with_requests(*names[: number + 1]))
     assert cluster.ask("r22") == []
-    assert cluster.report(with_questions(22)) == []
+    assert cluster.report(with_requests(*names)) == []
     assert cluster.core.smallest_held_tokens == QUESTION - DOCUMENT
-    assert cluster.report(with_questions(21)) == [("r22", "i0")]
-
-
-def test_those_whose_own_parts_are_still_to_be_computed_are_few() -> None:
-    """By hand: a quarter of what they share, ten questions."""
-    cluster = Cluster()
-    cluster.ask("r0", cached={})
-    cluster.report(with_questions(1))
-    sent = [cluster.ask(f"r{number}") for number in range(1, 13)]
-    assert [len(each) for each in sent] == [1] * 11 + [0]
-    assert cluster.report(with_questions(12)) == [("r12", "i0")]
+    assert cluster.report(with_requests(*names[:-1])) == [("r22", "i0")]
 
 
 def test_while_the_document_is_computed_its_questions_wait() -> None:
@@ -104,67 +112,107 @@ def test_while_the_document_is_computed_its_questions_wait() -> None:
     cluster = Cluster()
     cluster.ask("r0", cached={})
     begun = running("r0", 2_048, num_tokens=QUESTION, demand_tokens=QUESTION)
-    view = instance("i0", running=[begun], total_tokens=TOTAL)
+    assert cluster.report(instance("i0", running=[begun], total_tokens=TOTAL)) == []
+    assert cluster.ask("r1") == []
+    assert cluster.report(with_requests("r0")) == []
+    assert places(cluster.core.on_tick(1.3)) == [("r1", "i0")]
+
+
+def test_another_prompt_that_is_computed_changes_nothing() -> None:
+    cluster = Cluster()
+    cluster.ask("r0", cached={})
+    other = running("other", 0, num_tokens=12_800, demand_tokens=12_800)
+    view = instance("i0", running=[asked("r0"), other], total_tokens=TOTAL)
     load = structs.replace(
-        report(view, ALONE, sequence=2, last_dispatch=1_000), uncomputed_tokens=QUESTION - 2_048
+        report(view, ALONE, sequence=2, last_dispatch=1_000), uncomputed_tokens=12_800
     )
     cluster.sequence = 2
     assert places(cluster.core.on_load(load, 1.0)) == []
-    assert cluster.ask("r1") == []
-    assert cluster.report(with_questions(1)) == [("r1", "i0")]
+    assert cluster.ask("r1") == [("r1", "i0")]
 
 
 def test_of_a_document_in_no_use_all_blocks_need_memory() -> None:
-    """The question that was there has ended, and others have come since: what is cached is free,
-    and will be taken by those."""
+    """The question has ended, and requests that were there before it have grown: what is cached is
+    free, and will be taken by those."""
     cluster = Cluster()
-    cluster.ask("r0", cached={})
-    cluster.report(instance("i0", total_tokens=TOTAL))
     for number in range(2):
-        cluster.ask(f"other {number}", number + 2, cached={}, num_tokens=7_200)
-    assert cluster.report(with_questions(0, more=[7_200, 7_200])) == []
+        cluster.ask(f"other {number}", number + 2, cached={}, num_tokens=3_200)
+    cluster.ask("r0", cached={})
+    cluster.report(with_requests("r0", more=[3_200, 3_200]))
+    assert cluster.report(with_requests(more=[10_000, 10_000])) == []
     assert cluster.ask("r1") == []
+
+
+def test_a_question_that_has_moved_shares_where_it_is_now() -> None:
+    cluster = Cluster("i0", "i1")
+    cluster.ask("r0", cached={})
+    cluster.report(with_requests(more=[39_000]))
+    cluster.report(with_requests("r0", instance_id="i1"))
+    assert cluster.ask("r1", cached={"i0": DOCUMENT}) == []
+    assert cluster.ask("r2", cached={"i0": DOCUMENT, "i1": DOCUMENT}) == [("r2", "i1")]
 
 
 def test_another_document_is_not_shared() -> None:
     cluster = Cluster()
     cluster.ask("r0", cached={})
-    cluster.report(with_questions(1))
+    cluster.report(with_requests("r0"))
     assert cluster.ask("r1", 2) == []
     assert cluster.ask("r2", 1) == [("r2", "i0")]
 
 
-def test_the_turn_before_of_the_same_session_has_ended() -> None:
+def test_a_part_of_the_document_that_runs_too_changes_nothing() -> None:
     cluster = Cluster()
-    first, second = (
-        structs.replace(question(name, 1), session="s") for name in ("first", "second")
+    cluster.ask("r0", cached={})
+    cluster.report(with_requests("r0"))
+    assert cluster.ask("part", num_tokens=8_000) == [("part", "i0")]
+    cluster.report(with_requests("r0", "part"))
+    assert cluster.ask("r1") == [("r1", "i0")]
+
+
+def test_questions_of_one_session_run_together() -> None:
+    """And of the turn before, which has ended, nothing is shared."""
+    cluster = Cluster()
+    first, second, third = (
+        structs.replace(question(name, 1), session="s") for name in ("first", "second", "third")
     )
-    assert places(cluster.core.on_request(first, 0.0)) == [("first", "i0")]
-    cluster.report(with_questions(0, more=[QUESTION]))
-    cluster.cached["second"] = {"i0": DOCUMENT}
-    assert cluster.core.on_request(second, 1.0) == []
-    assert cluster.ask("other") == [("other", "i0")]
+    cluster.core.on_request(first, 0.0)
+    cluster.report(with_requests("first"))
+    cluster.cached |= {name: {"i0": DOCUMENT} for name in ("second", "third")}
+    assert places(cluster.core.on_request(second, 1.0)) == [("second", "i0")]
+    cluster.report(with_requests(more=[QUESTION]))
+    assert cluster.core.on_request(third, 1.0) == []
 
 
 def test_no_more_is_shared_than_is_cached() -> None:
     """By hand: 13,760 tokens are free."""
     cluster = Cluster()
     cluster.ask("r0", cached={})
-    cluster.report(with_questions(1))
+    cluster.report(with_requests("r0"))
     needed_tokens = QUESTION - 13_760
     assert cluster.ask("r1", cached={"i0": needed_tokens - 16}) == []
     assert cluster.ask("r2", cached={"i0": needed_tokens}) == [("r2", "i0")]
+
+
+def test_nothing_is_shared_where_engines_keep_a_part_of_the_prompt_alone() -> None:
+    """As with sliding windows alone, where demands are smaller than prompts."""
+    cluster = Cluster()
+    for name in ("r0", "r1"):
+        cluster.cached[name] = {"i0": DOCUMENT} if name == "r1" else {}
+    window = [structs.replace(question(name, 1), demand_tokens=6_160) for name in ("r0", "r1")]
+    assert places(cluster.core.on_request(window[0], 1.0)) == [("r0", "i0")]
+    cluster.report(with_requests("r0", more=[TOTAL - QUESTION - 6_144]))
+    assert cluster.core.on_request(window[1], 1.0) == []
 
 
 def test_of_a_prompt_that_is_not_large_all_counts() -> None:
     """By hand: a tenth of the memory is 4,000 tokens."""
     cluster = Cluster()
     cluster.ask("r0", cached={}, num_tokens=4_000)
-    cluster.report(with_questions(0, more=[4_000, 35_000]))
+    cluster.report(with_requests("r0", more=[35_000], num_tokens=4_000))
     assert cluster.ask("r1", cached={"i0": 3_840}, num_tokens=4_000) == []
     cluster = Cluster()
     cluster.ask("r0", cached={}, num_tokens=4_016)
-    cluster.report(with_questions(0, more=[4_016, 35_000]))
+    cluster.report(with_requests("r0", more=[35_000], num_tokens=4_016))
     assert cluster.ask("r1", cached={"i0": 3_840}, num_tokens=4_016) == [("r1", "i0")]
 
 
@@ -173,50 +221,92 @@ def test_one_that_waits_for_its_prefix_goes_there_when_it_is_in_use() -> None:
     cluster = Cluster("i0", "i1")
     assert cluster.ask("r0", cached={}) == [("r0", "i0")]
     assert cluster.ask("r1") == []
-    assert cluster.report(with_questions(1)) == [("r1", "i0")]
+    assert cluster.report(with_requests("r0")) == []
+    assert places(cluster.core.on_tick(1.3)) == [("r1", "i0")]
+
+
+def test_memory_is_kept_free_where_least_is_missing() -> None:
+    """A question of high priority needs 640 tokens beside its document on i0, and would need 26,240
+    on i1, where more is free. Normal ones about the document do not go before it."""
+    cluster = Cluster("i0", "i1")
+    cluster.ask("r0", cached={})
+    full = with_requests("r0", more=[TOTAL - QUESTION - 480])
+    cluster.report(with_requests(more=[TOTAL - 10_000], instance_id="i1"))
+    assert cluster.report(full) == []
+    urgent = structs.replace(question("urgent", 1), scheduling_priority=Priority(1))
+    cluster.cached["urgent"] = {"i0": DOCUMENT}
+    assert cluster.core.on_request(urgent, 1.0) == []
+    assert cluster.ask("normal", num_tokens=DOCUMENT + 320) == []
+    view = with_requests("r0", more=[TOTAL - QUESTION - 640])
+    assert cluster.report(view) == [("urgent", "i0")]
+
+
+def test_reports_of_instances_without_the_document_cost_no_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = Cluster("i0", "i1")
+    cluster.ask("r0", cached={})
+    cluster.report(with_requests(more=[TOTAL - 10_000], instance_id="i1"))
+    cluster.report(with_requests("r0", more=[TOTAL - QUESTION]))
+    for number in range(1, 4):
+        assert cluster.ask(f"r{number}") == []
+    looks: list[object] = []
+    monkeypatch.setattr(RunningPrompts, "shared", lambda *arguments: looks.append(arguments))
+    cluster.report(with_requests(more=[TOTAL - 9_000], instance_id="i1"))
+    assert looks == []
 
 
 def test_a_document_that_was_sent_later_is_found_within_a_quarter_of_a_second() -> None:
     """Its other question came while the memory was full, and nothing of it was known."""
     cluster = Cluster()
-    cluster.report(with_questions(0, more=[TOTAL]))
+    cluster.report(with_requests(more=[TOTAL]))
     assert cluster.ask("r0", cached={}) == []
     assert cluster.ask("r1", cached={}) == []
     assert cluster.report(instance("i0", total_tokens=TOTAL)) == [("r0", "i0")]
     cluster.cached["r1"] = {"i0": DOCUMENT}
-    assert cluster.report(with_questions(1), 1.1) == []
+    assert cluster.report(with_requests("r0"), 1.1) == []
     assert cluster.core.smallest_held_tokens == QUESTION
     assert places(cluster.core.on_tick(1.3)) == [("r1", "i0")]
 
 
-def test_what_was_sent_is_forgotten_with_the_instance() -> None:
+def test_with_the_instance_what_runs_there_is_gone() -> None:
     cluster = Cluster("i0", "i1")
     cluster.ask("r0", cached={})
-    cluster.report(with_questions(1))
+    cluster.report(with_requests("r0"))
     cluster.core.on_instance_left(InstanceId("i0"), 1.0)
     assert cluster.ask("r1", cached={}) == [("r1", "i1")]
     assert cluster.core.smallest_held_tokens is None
 
 
-def test_the_last_documents_are_known_and_one_question_stands_for_all() -> None:
+def test_prompts_that_are_of_use_are_known_longest() -> None:
     cluster = Cluster()
-    for number in range(2 * MAX_PROMPTS):
-        cluster.ask(f"a{number}", 1, cached={}, num_tokens=4_800)
-        cluster.report(instance("i0", total_tokens=TOTAL))
-    for number in range(MAX_PROMPTS - 1):
-        cluster.ask(f"b{number}", 2 + number, cached={}, num_tokens=4_800)
-        cluster.report(instance("i0", total_tokens=TOTAL))
-    full = with_questions(0, more=[4_800] * MAX_PROMPTS)
-    cluster.report(full)
+    cluster.ask("r0", cached={}, num_tokens=4_800)
+    for number in range(2 * MAX_LARGE_PROMPTS):
+        cluster.report(with_requests("r0", num_tokens=4_800))
+        cluster.ask(f"other {number}", 2 + number, cached={}, num_tokens=4_800)
+        # A look at what runs.
+        cluster.report(with_requests("r0", more=[TOTAL - 4_800], num_tokens=4_800))
+        assert cluster.ask("r1", cached={"i0": 4_784}, num_tokens=4_800) == []
+        cluster.core.on_cancel(RequestId("r1"), 1.0)
+    cluster.report(with_requests("r0", more=[TOTAL - 4_816], num_tokens=4_800))
     assert cluster.ask("r1", cached={"i0": 4_784}, num_tokens=4_800) == [("r1", "i0")]
-    cluster.core.on_cancel(RequestId("r1"), 1.0)
-    cluster.report(full)
-    assert cluster.core.on_request(ask("small", 2_000), 1.0) == []
+    cluster.report(with_requests("other 0", more=[TOTAL - 4_816], num_tokens=4_800))
+    assert cluster.ask("r2", 2, cached={"i0": 4_784}, num_tokens=4_800) == []
 
 
 def test_a_waiting_line_at_the_instance_takes_its_memory_first() -> None:
     cluster = Cluster()
     cluster.ask("r0", cached={})
-    view = replace(with_questions(1), queuing=(queuing("other", 13_700),))
+    view = replace(with_requests("r0"), queuing=(queuing("other", 13_700),))
     assert cluster.report(view) == []
     assert cluster.ask("r1") == []
+
+
+def test_a_report_names_the_newest_large_prompts() -> None:
+    names = [f"r{number}" for number in range(MAX_LARGE_PROMPTS + 2)]
+    begun = running("begun", 0, num_tokens=QUESTION, demand_tokens=QUESTION)
+    small = running("small", 24_000, num_output_tokens=20_000)
+    view = with_requests(*names)
+    view = replace(view, running=(*view.running, small, begun))
+    assert report(view, ALONE).large_prompts == tuple(reversed(names[2:]))
+    assert report(view, replace(ALONE, binds_late=False)).large_prompts == ()

@@ -1,5 +1,7 @@
 """The load report of a llumlet to the global scheduler: Algorithm 1 over its requests. Pure."""
 
+from itertools import islice
+
 from msgspec import structs
 
 from sterna.config import PolicyConfig
@@ -13,7 +15,10 @@ from sterna.policy.virtual_usage import (
     uncomputed_tokens_of,
     used_tokens_of,
 )
-from sterna.types import InstanceLoad, InstanceView
+from sterna.types import MAX_LARGE_PROMPTS, InstanceLoad, InstanceView, RequestView
+
+LARGE_SHARE = 0.1
+"""A prompt is large that needs more than this share of an instance's memory."""
 
 
 def load(
@@ -40,6 +45,9 @@ def load(
         queued_demand_tokens,
         num_by_priority,
     )
+    large_prompts = (
+        each.request_id for each in reversed(view.running) if is_large(each, view.total_tokens)
+    )
     report = InstanceLoad(
         instance_id=view.instance_id,
         sequence=sequence,
@@ -62,8 +70,17 @@ def load(
         uncomputed_tokens=uncomputed_tokens_of(view),
         uncomputed_pairs=uncomputed_pairs_of(view),
         num_slots=view.num_slots,
+        large_prompts=(
+            tuple(islice(large_prompts, MAX_LARGE_PROMPTS)) if policy.binds_late else ()
+        ),
     )
     return with_moves(report, view, policy)
+
+
+def is_large(request: RequestView, total_tokens: int) -> bool:
+    """Whether the running request's prompt is large, and computed."""
+    prompt_tokens = request.num_tokens - request.num_output_tokens
+    return prompt_tokens > LARGE_SHARE * total_tokens and request.demand_tokens == 0
 
 
 def with_moves(report: InstanceLoad, view: InstanceView, policy: PolicyConfig) -> InstanceLoad:

@@ -22,6 +22,7 @@ from sterna.messages.actors import DispatchRequest
 from sterna.messages.reasons import DispatchReason, HeldCause, MoveReason
 from sterna.policy.candidate_table import TOTAL_TOKENS, CandidateTable, Choice
 from sterna.policy.dispatch import decide
+from sterna.policy.load_report import LARGE_SHARE
 from sterna.policy.pairing import pair
 from sterna.policy.prefix_dispatch import prefix_to_wait_for
 from sterna.policy.scaling import ScaleUp, ScalingState, Terminate, checked_number, towards
@@ -32,7 +33,7 @@ from sterna.scheduler.held_requests import HeldRequests
 from sterna.scheduler.known_instances import KnownInstances
 from sterna.scheduler.prefix_copies import CopyPrefix, PrefixCopies, PrefixKnowledge
 from sterna.scheduler.room import Room
-from sterna.scheduler.running_prompts import LARGE_SHARE, Alike, RunningPrompts
+from sterna.scheduler.running_prompts import RunningPrompts
 from sterna.types import NORMAL, FrontendId, InstanceId, InstanceLoad, RequestId
 
 LOOK_AGAIN_S = 0.25
@@ -240,11 +241,11 @@ class GlobalScheduler:
     def _hold(
         self, request: DispatchRequest, new: NewRequest, now_s: float, since_s: float | None = None
     ) -> None:
-        alike: Mapping[InstanceId, Alike] = {}
+        shared: Mapping[InstanceId, int] = {}
         if self._may_share(request):
-            alike = self._running_prompts.alike(request, new.cached)
+            shared = self._running_prompts.shared(request, new.cached, self.candidates)
             self._next_look_s = min(self._next_look_s, now_s + LOOK_AGAIN_S)
-        self._held.put(request, now_s, new.cached, since_s, alike=alike)
+        self._held.put(request, now_s, new.cached, since_s, shared=shared)
 
     def _may_share(self, request: DispatchRequest) -> bool:
         """Whether it is looked for what the request shares with running ones: its prompt is large,
@@ -262,9 +263,9 @@ class GlobalScheduler:
         for request in tuple(self._held):
             if self._may_share(request):
                 new = self._copies.as_new(request)
-                alike = self._running_prompts.alike(request, new.cached)
+                shared = self._running_prompts.shared(request, new.cached, self.candidates)
                 # Others keep their places, and wait on for their prefixes.
-                if alike != self._held.alike(request.request_id):
+                if shared != self._held.shared(request.request_id):
                     self._hold(request, new, now_s)
                 self._next_look_s = now_s + LOOK_AGAIN_S
 
@@ -333,7 +334,6 @@ class GlobalScheduler:
         Requests in flight to it are forgotten: their front ends know what becomes of them.
         """
         self._instances.leave(instance_id)
-        self._running_prompts.on_instance_left(instance_id)
         self._last_destinations.pop(instance_id, None)
         effects: list[Effect] = []
         for source, destination in self.destinations.items():
@@ -413,14 +413,12 @@ class GlobalScheduler:
         for request in self._held.in_line():
             candidates = self.candidates
             if room is not None and self._may_wait(request, room, now_s):
-                # This comparison alone tells most of many requests.
-                may_fit = self._held.least_tokens(request.request_id) <= room.most_tokens
-                if may_fit:
-                    shared = self._shared(request)
-                    candidates = room.candidates_for(request.demand_tokens, shared)
-                if not may_fit or not candidates:
+                found = self._with_room(request, room)
+                if found:
+                    candidates = found
+                else:
                     if kept_free is None and self._keeps_room(request, now_s):
-                        kept_free = room.roomiest_for(request.demand_tokens)
+                        kept_free = room.roomiest_for(request.demand_tokens, self._shared(request))
                         room = self._room(kept_free)
                         if not self._may_fit(room, now_s):
                             break
@@ -453,11 +451,11 @@ class GlobalScheduler:
         room = self._room()
         for request in line:
             if (
-                request.demand_tokens > room.most_tokens
-                and self._may_wait(request, room, now_s)
+                self._may_wait(request, room, now_s)
                 and self._keeps_room(request, now_s)
+                and not self._with_room(request, room)
             ):
-                return room.roomiest_for(request.demand_tokens)
+                return room.roomiest_for(request.demand_tokens, self._shared(request))
         return None
 
     def _bind(
@@ -534,10 +532,21 @@ class GlobalScheduler:
         shared_tokens = self._shared(request).get(candidate.instance_id, 0)
         return request.demand_tokens - shared_tokens <= self._room_of(candidate)
 
+    def _with_room(self, request: DispatchRequest, room: Room) -> CandidateTable | None:
+        """The instances that have room for a held request; None, or an empty table, without any."""
+        demand_tokens, shared = request.demand_tokens, self._held.shared(request.request_id)
+        # These comparisons alone tell most of many requests.
+        if demand_tokens > room.most_tokens:
+            own_tokens = {each: demand_tokens - num for each, num in shared.items()}
+            if not own_tokens or not room.has_any_of(own_tokens):
+                return None
+        return room.candidates_for(demand_tokens, self._shared(request))
+
     def _shared(self, request: DispatchRequest) -> Mapping[InstanceId, int]:
-        """The part of its demand for which a held request needs no memory on each instance."""
-        alike = self._held.alike(request.request_id)
-        return self._running_prompts.shared(alike, self.candidates) if alike else {}
+        """The part of its demand for which a held request needs no memory on each instance, as
+        these are known now."""
+        shared = self._held.shared(request.request_id)
+        return self._running_prompts.shared(request, shared, self.candidates) if shared else {}
 
     def _room_of(self, candidate: Candidate) -> float:
         return candidate.room_tokens - self.growth_steps * candidate.num_requests
@@ -566,8 +575,10 @@ class GlobalScheduler:
         smallest_tokens, largest_tokens = self._held.smallest_tokens, self._held.largest_tokens
         if smallest_tokens is None or largest_tokens is None:
             return False
-        fits = smallest_tokens <= room.most_tokens or largest_tokens > room.total_tokens
-        return fits or now_s >= self._first_limit_s
+        if smallest_tokens <= room.most_tokens or largest_tokens > room.total_tokens:
+            return True
+        own_tokens = self._held.smallest_own_tokens
+        return (bool(own_tokens) and room.has_any_of(own_tokens)) or now_s >= self._first_limit_s
 
     def _keeps_room(self, request: DispatchRequest, now_s: float) -> bool:
         after_s = self._policy.reserves_after_s
@@ -592,9 +603,8 @@ class GlobalScheduler:
     ) -> Dispatch:
         number = self._next_number
         self._next_number += 1
-        if self._policy.binds_late:
-            is_large = self._may_share(request)
-            self._running_prompts.on_sent(request, instance_id, is_large=is_large)
+        if self._may_share(request):
+            self._running_prompts.on_sent(request, len(self.candidates))
         self._instances.send(request, new, instance_id, number, now_s)
         return Dispatch(request.request_id, request.frontend_id, instance_id, number, reason)
 

@@ -9,7 +9,6 @@ from types import MappingProxyType
 from sterna.config import PolicyConfig
 from sterna.messages.actors import DispatchRequest
 from sterna.scheduler.prefix_waits import PrefixWaits
-from sterna.scheduler.running_prompts import Alike
 from sterna.types import InstanceId, RequestId
 
 _Place = tuple[int, bool, float, float, int, DispatchRequest]
@@ -17,15 +16,13 @@ _Place = tuple[int, bool, float, float, int, DispatchRequest]
 compared."""
 
 NOTHING: Mapping[InstanceId, int] = MappingProxyType({})
-NO_PROMPTS: Mapping[InstanceId, Alike] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
     place: _Place
     since_s: float
-    alike: Mapping[InstanceId, Alike]
-    least_tokens: int
+    shared: Mapping[InstanceId, int]
 
     @property
     def request(self) -> DispatchRequest:
@@ -34,6 +31,11 @@ class _Waiting:
     @property
     def number(self) -> int:
         return self.place[-2]
+
+    @property
+    def own_tokens(self) -> dict[InstanceId, int]:
+        """The memory that it needs on the instances with a part of it."""
+        return {each: self.request.demand_tokens - num for each, num in self.shared.items()}
 
 
 class HeldRequests:
@@ -53,7 +55,7 @@ class HeldRequests:
         self._line: list[_Place] = []
         self._sinces_s: list[float] = []
         self._demands_tokens: list[int] = []
-        self._least_tokens: list[int] = []
+        self._own_tokens: dict[InstanceId, list[int]] = {}
         self._num_put = 0
         self._total_tokens = 0
         self._prefix_waits = PrefixWaits()
@@ -75,8 +77,14 @@ class HeldRequests:
 
     @property
     def smallest_tokens(self) -> int | None:
-        """The least memory that one of those in line may need; None without any."""
-        return self._least_tokens[0] if self._least_tokens else None
+        """The smallest demand of those in line; None without any."""
+        return self._demands_tokens[0] if self._demands_tokens else None
+
+    @property
+    def smallest_own_tokens(self) -> dict[InstanceId, int]:
+        """The least memory that one of those in line needs on an instance which has a part of its
+        demand."""
+        return {each: own_tokens[0] for each, own_tokens in self._own_tokens.items()}
 
     @property
     def largest_tokens(self) -> int | None:
@@ -87,7 +95,8 @@ class HeldRequests:
     def smallest_of_all_tokens(self) -> int | None:
         """The least memory, also for those that wait for their prefix; None without requests."""
         found = self.smallest_tokens, self._prefix_waits.smallest_tokens
-        return min([each for each in found if each is not None], default=None)
+        others = [each for each in found if each is not None]
+        return min([*others, *self.smallest_own_tokens.values()], default=None)
 
     @property
     def total_tokens(self) -> int:
@@ -122,13 +131,10 @@ class HeldRequests:
         """The demand of this request, which waits."""
         return self._waiting[request_id].request.demand_tokens
 
-    def least_tokens(self, request_id: RequestId) -> int:
-        """The least memory that this request, which waits, may need."""
-        return self._waiting[request_id].least_tokens
-
-    def alike(self, request_id: RequestId) -> Mapping[InstanceId, Alike]:
-        """What this request, which waits, may share with those that run on these instances."""
-        return self._waiting[request_id].alike
+    def shared(self, request_id: RequestId) -> Mapping[InstanceId, int]:
+        """The part of its demand that this request, which waits, shares with those that run on
+        these instances."""
+        return self._waiting[request_id].shared
 
     def awaits_prefix(self, request_id: RequestId) -> bool:
         """Whether this request, which waits, does so for its prefix."""
@@ -141,7 +147,7 @@ class HeldRequests:
         cached: Mapping[InstanceId, int] = NOTHING,
         since_s: float | None = None,
         *,
-        alike: Mapping[InstanceId, Alike] = NO_PROMPTS,
+        shared: Mapping[InstanceId, int] = NOTHING,
     ) -> None:
         """Put the request in line; one that waits already keeps its time, and has these values
         from now on.
@@ -149,7 +155,7 @@ class HeldRequests:
         Args:
             cached: `NewRequest.cached` of it.
             since_s: when it began to wait; None: now, or before, at a scheduler that died.
-            alike: `RunningPrompts.alike` of it.
+            shared: `RunningPrompts.shared` of it.
         """
         known = self._waiting.get(request.request_id)
         if known is None:
@@ -169,9 +175,7 @@ class HeldRequests:
         priority = self._policy.counts_as(request.scheduling_priority)
         is_new = not request.has_begun
         place = (-priority, is_new, size_tokens, request.arrival_s, number, request)
-        most_alike_tokens = max((each.num_tokens for each in alike.values()), default=0)
-        least_tokens = request.demand_tokens - most_alike_tokens
-        waiting = _Waiting(place, since_s, alike, least_tokens)
+        waiting = _Waiting(place, since_s, shared)
         self._waiting[request.request_id] = waiting
         self._enter(waiting)
 
@@ -182,7 +186,9 @@ class HeldRequests:
         prefix, out of the line."""
         waiting = self._waiting[request_id]
         self._leave(waiting)
-        self._prefix_waits.begin(request_id, waiting.least_tokens, instances, until_s)
+        demand_tokens, own_tokens = waiting.request.demand_tokens, waiting.own_tokens
+        needs_tokens = {each: own_tokens.get(each, demand_tokens) for each in instances}
+        self._prefix_waits.begin(request_id, needs_tokens, until_s)
 
     def end_overdue_waits(self, now_s: float) -> None:
         """Those that have waited long enough for their prefix are back in line."""
@@ -208,7 +214,8 @@ class HeldRequests:
     def _enter(self, waiting: _Waiting) -> None:
         insort(self._line, waiting.place)
         insort(self._demands_tokens, waiting.request.demand_tokens)
-        insort(self._least_tokens, waiting.least_tokens)
+        for instance_id, num_tokens in waiting.own_tokens.items():
+            insort(self._own_tokens.setdefault(instance_id, []), num_tokens)
         insort(self._sinces_s, waiting.since_s)
         self._total_tokens += waiting.request.demand_tokens
 
@@ -219,5 +226,9 @@ class HeldRequests:
         del self._line[bisect_left(self._line, waiting.place)]
         self._total_tokens -= waiting.request.demand_tokens
         del self._demands_tokens[bisect_left(self._demands_tokens, waiting.request.demand_tokens)]
-        del self._least_tokens[bisect_left(self._least_tokens, waiting.least_tokens)]
+        for instance_id, num_tokens in waiting.own_tokens.items():
+            own_tokens = self._own_tokens[instance_id]
+            del own_tokens[bisect_left(own_tokens, num_tokens)]
+            if not own_tokens:
+                del self._own_tokens[instance_id]
         del self._sinces_s[bisect_left(self._sinces_s, waiting.since_s)]

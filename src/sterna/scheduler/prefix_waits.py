@@ -3,7 +3,7 @@ Pure."""
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from sterna.types import InstanceId, RequestId
@@ -11,9 +11,12 @@ from sterna.types import InstanceId, RequestId
 
 @dataclass(frozen=True, slots=True)
 class _Wait:
-    least_tokens: int
-    instances: tuple[InstanceId, ...]
+    needs_tokens: Mapping[InstanceId, int]
     until_s: float
+
+    @property
+    def least_tokens(self) -> int:
+        return min(self.needs_tokens.values())
 
 
 class PrefixWaits:
@@ -49,23 +52,22 @@ class PrefixWaits:
     def begin(
         self,
         request_id: RequestId,
-        least_tokens: int,
-        instances: Iterable[InstanceId],
+        needs_tokens: Mapping[InstanceId, int],
         until_s: float,
     ) -> None:
-        """The request, which waits for nothing yet, waits for memory on any of these."""
-        wait = self._waits[request_id] = _Wait(least_tokens, tuple(instances), until_s)
-        for instance_id in wait.instances:
+        """The request, which waits for nothing yet, waits for as much memory on any of these."""
+        wait = self._waits[request_id] = _Wait(needs_tokens, until_s)
+        for instance_id in needs_tokens:
             self._of_instance.setdefault(instance_id, {})[request_id] = wait
         insort(self._limits, (until_s, request_id))
-        insort(self._least_tokens, least_tokens)
+        insort(self._least_tokens, wait.least_tokens)
 
     def end(self, request_id: RequestId) -> bool:
         """The request no longer waits; returns whether it did."""
         wait = self._waits.pop(request_id, None)
         if wait is None:
             return False
-        for instance_id in wait.instances:
+        for instance_id in wait.needs_tokens:
             of_instance = self._of_instance[instance_id]
             del of_instance[request_id]
             if not of_instance:
@@ -87,7 +89,8 @@ class PrefixWaits:
         """Of those that wait for this instance, the first ones that have room there together."""
         found = []
         for request_id, wait in self._of_instance.get(instance_id, {}).items():
-            if wait.least_tokens <= room_tokens:
-                room_tokens -= wait.least_tokens
+            needs_tokens = wait.needs_tokens[instance_id]
+            if needs_tokens <= room_tokens:
+                room_tokens -= needs_tokens
                 found.append(request_id)
         return found

@@ -68,12 +68,21 @@ class Room:
         needed_tokens = demand_tokens - self.candidates.spread(shared) if shared else demand_tokens
         return self.candidates.where(self.tokens >= needed_tokens)
 
-    def roomiest_for(self, demand_tokens: int) -> InstanceId | None:
-        """The one that has the most left, of those that could ever hold a request."""
+    def has_any_of(self, needs_tokens: Mapping[InstanceId, int]) -> bool:
+        """Whether one of these instances has as much."""
+        needed_tokens = self.candidates.spread(needs_tokens)
+        return bool(((needed_tokens > 0) & (needed_tokens <= self.tokens)).any())
+
+    def roomiest_for(
+        self, demand_tokens: int, shared: Mapping[InstanceId, int]
+    ) -> InstanceId | None:
+        """The one that has the most left beside what is shared there, of those that could ever hold
+        a request."""
         holds = self.candidates.column(TOTAL_TOKENS) >= demand_tokens
         if not holds.any():
             return None
-        row = int(np.where(holds, self.tokens, -np.inf).argmax())
+        tokens = self.tokens + self.candidates.spread(shared)
+        row = int(np.where(holds, tokens, -np.inf).argmax())
         return self.candidates[row].instance_id
 
 

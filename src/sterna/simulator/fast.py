@@ -4,6 +4,7 @@ The results are those of `plain`, bit for bit. State that the compiled steps do 
 here: reservations, and the blocks of drained requests.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,13 +30,14 @@ from sterna.engine.emulated.compiled.tables import (
 )
 from sterna.metrics.records import Records
 from sterna.migration.messages import Drain, Reason, RequestPosition
-from sterna.policy.load_report import with_moves
+from sterna.policy.load_report import is_large, with_moves
 from sterna.policy.virtual_usage import free_tokens_of, is_source_by_memory, lowest_with_headroom
 from sterna.simulator.config import SimulationConfig
 from sterna.simulator.engines import index_of, request_id_of
 from sterna.simulator.fast_tables import Columns, looks_at_requests, tables_of
 from sterna.simulator.recorder import MemorySample
 from sterna.types import (
+    MAX_LARGE_PROMPTS,
     NORMAL,
     Immovable,
     InstanceId,
@@ -364,8 +366,9 @@ class FastEngines:
         uncomputed_tokens: int,
         uncomputed_pairs: int,
         num_held_slots: int,
-        *counts: int,
+        *more: int,
     ) -> InstanceLoad:
+        large_prompts, counts = more[:MAX_LARGE_PROMPTS], more[MAX_LARGE_PROMPTS:]
         engine = self._engines[row]
         engine.num_reports += 1
         block_size = self._block_size
@@ -424,7 +427,17 @@ class FastEngines:
             uncomputed_tokens,
             uncomputed_pairs,
             self._config.engine.max_num_seqs - num_held_slots,
+            large_prompts=self._large_prompts(engine, large_prompts),
         )
+
+    def _large_prompts(self, engine: _Engine, running: Iterable[int]) -> tuple[RequestId, ...]:
+        found = [self._request_ids[index] for index in running if index != NONE]
+        if engine.drained and self._policy.binds_late:
+            # They are behind those in the batch.
+            views = [each.view for each in engine.drained.values() if each.num_blocks > 0]
+            large = [each.request_id for each in views if is_large(each, self._total_tokens)]
+            found = [*reversed(large), *found][:MAX_LARGE_PROMPTS]
+        return tuple(found)
 
     def view(self, row: int, now_s: float) -> InstanceView:
         entries.advance_row(self._places, row, now_s)

@@ -9,6 +9,7 @@ from sterna.engine.emulated.compiled.tables import (
     FREEING,
     LAST_STARTED,
     LONGEST,
+    NEVER,
     NO_VICTIM,
     NONE,
     REQUEST,
@@ -21,6 +22,7 @@ from sterna.engine.emulated.compiled.tables import (
     make_tables,
 )
 from sterna.engine.emulated.config import Preemption, StepMode
+from sterna.policy.load_report import LARGE_SHARE
 from sterna.policy.own import chooses_victims
 from sterna.simulator.config import Report, SimulationConfig
 from sterna.workload.block_hashes import BlockHashes
@@ -128,5 +130,7 @@ def _settings(config: SimulationConfig) -> Table:
     settings["balances"] = policy.balance_ratio is not None
     settings["balance_after_tokens"] = policy.balance_after_tokens
     settings["has_priorities"] = policy.has_priorities
+    is_large_above = int(LARGE_SHARE * engine.total_tokens)
+    settings["large_tokens"] = is_large_above if policy.binds_late else NEVER
     settings["prefix_caching"] = engine.prefix_caching
     return settings

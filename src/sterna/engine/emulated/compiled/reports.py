@@ -19,11 +19,13 @@ from sterna.engine.emulated.compiled.tables import (
     FOR_BALANCE,
     FREEING,
     HEAD_BLOCKS,
+    LARGE_PROMPTS,
     LAST_DISPATCH,
     LISTED,
     LONGEST,
     MOVE_BLOCKS,
     MOVE_PRIORITY,
+    NEVER,
     NO_VICTIM,
     NONE,
     NUM_HELD_SLOTS,
@@ -80,6 +82,25 @@ def take_report(tables: Tables, which: int, r: int) -> None:
                 report[BALANCE_BLOCKS] = num_blocks_of(row, tables.requests[index], rule.block_size)
     for priority in range(tables.counts.shape[1] - NUM_LENGTHS):
         report[BY_PRIORITY + priority] = tables.counts[r, priority]
+    list_large_prompts(tables, report, r)
+
+
+@njit
+def list_large_prompts(tables: Tables, report: Any, r: int) -> None:
+    """Store the newest of the running requests whose prompts are large and computed."""
+    row, place, end = tables.rows[r], LARGE_PROMPTS, BY_PRIORITY
+    report[place:end] = NONE
+    if tables.settings[0].large_tokens == NEVER:
+        return
+    for running in range(row.num_running - 1, -1, -1):
+        index = tables.running[r, running]
+        request = tables.requests[index]
+        is_large = request.prompt_tokens > tables.settings[0].large_tokens
+        if is_large and not is_prefilling(row, request):
+            report[place] = index
+            place += 1
+            if place == end:
+                break
 
 
 @njit

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sterna.types import OUTPUT_LENGTHS
+from sterna.types import MAX_LARGE_PROMPTS, OUTPUT_LENGTHS
 
 Table = Any
 """A structured array; its fields are known to numpy and numba, not to the type checker."""
@@ -40,9 +40,11 @@ BEGUN, REPORTED, LISTED = range(3)
     UNCOMPUTED_TOKENS,
     UNCOMPUTED_PAIRS,
     NUM_HELD_SLOTS,
-    BY_PRIORITY,
+    LARGE_PROMPTS,
 ) = range(17)
-"""Indices in a report: the sums from which a load report is made, then, from the last index on,
+BY_PRIORITY = LARGE_PROMPTS + MAX_LARGE_PROMPTS
+"""Indices in a report: the sums from which a load report is made, then the places in the trace of
+running requests with large prompts, NONE for those that are missing, then, from the last index on,
 the running requests of each priority. PREFILL_BLOCKS are blocks that prompts in chunks still need.
 MOVE_BLOCKS and MOVE_PRIORITY belong to the running request that would move first, BALANCE_BLOCKS to
 that which would move for balance alone; NONE when none can move."""
@@ -191,6 +193,8 @@ SETTINGS = np.dtype(
         ("balances", np.int64),
         ("balance_after_tokens", np.int64),
         ("has_priorities", np.int64),
+        # Prompts of more tokens are listed as large.
+        ("large_tokens", np.int64),
         ("prefix_caching", np.int64),
         # Addresses and sizes of `Contents`.
         ("hashes_at", np.int64),
