@@ -2,11 +2,14 @@
 
 import asyncio
 import contextlib
+import ctypes
+import fcntl
 import logging
+import os
 import resource
-import signal
 import socket
-import sys
+import struct
+import termios
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -377,59 +380,76 @@ def test_connections_to_mailboxes_that_are_not_kept_are_closed() -> None:
     asyncio.run(test())
 
 
-FROZEN = """
-import asyncio
-import sys
-
-from sterna.messages.actors import CancelDispatch
-from sterna.messaging import mailbox
-
-mailbox.HEARTBEAT_MS, mailbox.HEARTBEAT_TIMEOUT_MS = 100, 400
-
-async def send() -> None:
-    sender = mailbox.Mailbox("127.0.0.1")
-    for name in ("r1", "r2"):
-        sender.send(sys.argv[1], CancelDispatch(name))
-        # The receiving end learns of the heartbeats by the first one.
-        await asyncio.sleep(1.0)
-    await asyncio.sleep(600)
-
-asyncio.run(send())
-"""
-"""A process that has sent a message, and can be stopped."""
-
-
-def num_connections_to(mailbox: Mailbox) -> int:
-    """How many connections this mailbox has accepted."""
-    port = int(mailbox.address.rpartition(":")[2])
-    return sum(
-        each.laddr.port == port and each.status == "ESTABLISHED"
+@contextmanager
+def kernel_socket(address: str, *, is_accepted: bool) -> Iterator[socket.socket]:
+    """The kernel's socket of the one connection to this mailbox: its own, or that of its peer, both
+    of which are this process's."""
+    port = int(address.rpartition(":")[2])
+    (fd,) = [
+        each.fd
         for each in psutil.Process().net_connections("tcp")
+        if each.raddr and port == (each.laddr if is_accepted else each.raddr).port
+    ]
+    with socket.socket(fileno=os.dup(fd)) as found:
+        yield found
+
+
+SO_ATTACH_FILTER = 26
+"""Linux: a socket option for a program that returns how many bytes of each packet are kept."""
+
+KEEP_NOTHING = struct.pack("HBBI", 0x06, 0, 0, 0)
+"""The program `return 0` (classic BPF)."""
+
+
+async def silence(connection: socket.socket) -> None:
+    """Drop all that comes for this connection, as if this end's node had lost power: the kernel
+    confirms nothing, and closes nothing."""
+    # Unconfirmed bytes would be sent again.
+    while any(fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4))):  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    program = ctypes.create_string_buffer(KEEP_NOTHING)
+    connection.setsockopt(
+        socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("HL", 1, ctypes.addressof(program))
     )
 
 
-def test_a_peer_that_vanishes_without_a_word_leaves_no_connection_behind() -> None:
-    """As when its node loses power: nothing closes the connection from there."""
+@pytest.mark.slow
+def test_a_peer_that_vanishes_after_a_message_leaves_no_connection_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The message ends ZeroMQ's own wait for a ping (HEARTBEAT_TTL), and no further one comes."""
+    monkeypatch.setattr(mailbox_module, "KEEPALIVE_IDLE_S", 1)
+    monkeypatch.setattr(mailbox_module, "KEEPALIVE_INTERVAL_S", 1)
+    monkeypatch.setattr(mailbox_module, "VANISHED_MS", 2000)
 
     async def test() -> None:
-        receiver = Mailbox(HOST)
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", FROZEN, receiver.address
-        )
-        try:
-            async with asyncio.timeout(HANG_S):
-                assert (await receiver.receive())[0] == a_message("r1")
-                assert (await receiver.receive())[0] == a_message("r2")
-                assert num_connections_to(receiver) == 1
-                process.send_signal(signal.SIGSTOP)
-                # The kernel tells nobody of it.
-                while num_connections_to(receiver) > 0:  # noqa: ASYNC110
-                    await asyncio.sleep(0.05)
-            assert process.returncode is None
-        finally:
-            process.kill()
-            await process.wait()
-            receiver.close()
+        async with a_pair(None) as (_, other):
+            with (
+                watched(other, zmq.EVENT_DISCONNECTED) as cuts,
+                a_push_socket(other.address) as push,
+            ):
+                push.send_multipart(numbered(0, ENCODED))
+                assert await other.receive() == (a_message("stranger"), [])
+                with kernel_socket(other.address, is_accepted=False) as connection:
+                    await silence(connection)
+                await cuts.recv_multipart()
+
+    asyncio.run(test())
+
+
+def test_the_kernel_probes_idle_connections_and_closes_them_after_half_a_minute() -> None:
+    """Those that a mailbox has accepted."""
+
+    async def test() -> None:
+        async with a_pair(None) as (one, other):
+            one.send(other.address, a_message())
+            assert await other.receive() == (a_message(), [])
+            with kernel_socket(other.address, is_accepted=True) as connection:
+                tcp = socket.IPPROTO_TCP
+                assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+                assert connection.getsockopt(tcp, socket.TCP_KEEPIDLE) == 10
+                assert connection.getsockopt(tcp, socket.TCP_KEEPINTVL) == 5
+                assert connection.getsockopt(tcp, socket.TCP_USER_TIMEOUT) == 30_000
 
     asyncio.run(test())
 

@@ -58,9 +58,15 @@ TICK_S = 0.1
 """Time between two looks at the deadlines of probes and receipts."""
 
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 3000, 4000
-"""ZeroMQ's own heartbeat, by which both ends close a connection that no longer carries anything,
-after 7 seconds at most: without it a node that loses power would leave its connections here. Each
-second, those of two thousand connections would take 8 % of a core."""
+"""ZeroMQ's own heartbeat, by which the sending end closes a connection that no longer carries
+anything, after 7 seconds at most. Each second, those of two thousand connections would take 8 % of
+a core."""
+
+KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, VANISHED_MS = 10, 5, 30_000
+"""TCP's keep-alive, by which the receiving end closes the connection of a peer that has vanished,
+as when its node has lost power: the kernel probes an idle connection, and closes it after this time
+without an answer. ZeroMQ's heartbeat cannot do this: its timer at the receiving end (HEARTBEAT_TTL)
+starts at a ping, and the next message ends it."""
 
 CONNECT_TIMEOUT_MS, HANDSHAKE_TIMEOUT_MS = 3000, 5000
 """Time limits for a connection, after which it is tried again, and for the proof of its key. The
@@ -102,6 +108,12 @@ class Mailbox:
         socket.setsockopt(zmq.RCVHWM, SEND_QUEUE_LIMIT)
         socket.setsockopt(zmq.MAXMSGSIZE, PART_BYTES + WRAPPING_BYTES)
         socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_TIMEOUT_MS)
+        socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+        socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_IDLE_S)
+        socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, KEEPALIVE_INTERVAL_S)
+        # The kernel's TCP_USER_TIMEOUT. It ends the probes, and the wait for a confirmation of what
+        # was sent last, during which the kernel does not probe.
+        socket.setsockopt(zmq.TCP_MAXRT, VANISHED_MS)
         socket.setsockopt(zmq.LINGER, 0)
         if keys is not None:
             socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret)
@@ -252,8 +264,6 @@ class _Connections:
         outbox.setsockopt(zmq.LINGER, 0)
         outbox.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         outbox.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
-        # Without it the receiving end would wait for ever.
-        outbox.setsockopt(zmq.HEARTBEAT_TTL, HEARTBEAT_MS + HEARTBEAT_TIMEOUT_MS)
         outbox.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_TIMEOUT_MS)
         outbox.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_TIMEOUT_MS)
         if self._keys is not None:
