@@ -29,6 +29,9 @@ CITY = {
     "additionalProperties": False,
 }
 RANDOM = {"temperature": 0.9, "seed": 11}
+START_OF_THOUGHTS, END_OF_THOUGHTS = 17, 18
+THOUGHTS = {START_OF_THOUGHTS: 13.0, END_OF_THOUGHTS: 10.0}
+"""A bias by which a model begins several sections of thoughts, and ends some of them itself."""
 CASES: dict[str, dict[str, Any]] = {
     "greedy": {},
     "seeded": RANDOM,
@@ -39,17 +42,25 @@ CASES: dict[str, dict[str, Any]] = {
     "min_tokens": {"min_tokens": 25, "stop_token_ids": list(range(1, 49152, 2))},
     "bad words": {"bad_words_token_ids": True},
     "JSON": {**RANDOM, "json": CITY, "max_tokens": 60, "ignore_eos": False},
+    "thinking budget": {**RANDOM, "thinking_token_budget": 5, "logit_bias": THOUGHTS},
     "regex": {"regex": "(ab|cd){60}", "max_tokens": 30},
 }
 
 
 @pytest.fixture(scope="module")
 def vllm_core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    from vllm.config import ReasoningConfig
+
     from sterna.engine.vllm.hosted_core import WORKER_EXTENSION
 
+    thoughts = ReasoningConfig()
+    thoughts._reasoning_start_token_ids = [START_OF_THOUGHTS]
+    thoughts._reasoning_end_token_ids = [END_OF_THOUGHTS]
+    thoughts._natural_reasoning_end_token_ids = [END_OF_THOUGHTS]
     with tiny_core(
         tmp_path_factory.mktemp("models") / "tiny",
         load_format="auto",
+        reasoning_config=thoughts,
         max_model_len=512,
         block_size=32,
         num_gpu_blocks_override=61,

@@ -23,6 +23,7 @@ from sterna.engine.vllm.generators import (
 )
 from sterna.engine.vllm.kv_groups import spec_of
 from sterna.engine.vllm.plane_link import PlaneServer
+from sterna.engine.vllm.thinking_budgets import count_earlier_outputs
 from sterna.transport.memory.layout import KvCache, KvLayout
 from sterna.transport.plane import make_data_plane
 from sterna.types import MigrationId
@@ -44,7 +45,10 @@ class SternaWorkerExtension:
 
     def sterna_prepare(self) -> None:
         """Prepare the worker; called also where the engine's requests cannot migrate."""
-        if self.model_runner.device.type == "cpu" and not self.use_v2_model_runner:
+        if self.use_v2_model_runner:
+            return
+        count_earlier_outputs(self.model_runner)
+        if self.model_runner.device.type == "cpu":
             keep_generators_of_incomplete_prompts(self.model_runner)
 
     def sterna_open_plane(
