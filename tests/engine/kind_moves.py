@@ -28,12 +28,15 @@ class Asked:
             has them.
         seed: None for a greedy request, or one whose tokens are drawn by a seed of vLLM's choice.
         is_drawn: whether it is the latter.
+        schema: of JSON, which its outputs follow; it then has a `special_prompt`, and comes through
+            vLLM's checks as it does in a front end.
     """
 
     prompt_tokens: int
     special_prompt: Callable[[list[int]], dict[str, Any]] | None = None
     seed: int | None = None
     is_drawn: bool = False
+    schema: str | None = None
 
 
 @dataclass(frozen=True)
@@ -134,7 +137,7 @@ def moved_from_queue(cores: list[Any], asked: Asked) -> list[int]:
     assert not isinstance(reserved, Reason)
     drain = Drain(migration, name, Mode.LIVE, request.num_preemptions, 0, 0)
     assert isinstance(here.scheduler.begin_drain(drain), Left)
-    arriving, _ = there.preprocess_add_request(_wire(there, name, asked))
+    arriving = _arrive(there, name, asked)
     restore_history(there, arriving, RequestState([], 0, request.num_preemptions))
     there.scheduler.adopt_queuing(migration, arriving)
     here.scheduler.release(name)
@@ -152,7 +155,7 @@ def recovered(cores: list[Any], asked: Asked, token_ids: list[int]) -> list[int]
     core = cores[1]
     _spoil(core)
     name = f"again{next(_numbers)}"
-    request, _ = core.preprocess_add_request(_wire(core, name, asked))
+    request = _arrive(core, name, asked)
     VllmEngine._restore(core, request, token_ids)
     run_until(core, request, NUM_OUTPUTS - len(token_ids))
     assert _is_empty(core)
@@ -209,7 +212,7 @@ def _move(here: Any, there: Any, request: Any, asked: Asked, way: Way) -> int:
     state = RequestState(
         list(request.output_token_ids), num_valid, request.num_preemptions, generator, drafts, seed
     )
-    arriving, _ = there.preprocess_add_request(_wire(there, name, asked))
+    arriving = _arrive(there, name, asked)
     restore_history(there, arriving, state)
     assert destination.can_adopt(migration, num_valid)
     destination.adopt_running(migration, arriving, num_valid, state.draft_token_ids)
@@ -291,6 +294,7 @@ def _processor(core: Any) -> Any:
 def _wire(core: Any, name: str, asked: Asked, max_tokens: int = NUM_OUTPUTS) -> Any:
     """The request as it comes from a front end, or with a migration."""
     from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
     from vllm.v1.engine import EngineCoreRequest
 
     from sterna.engine.vllm.payload import decode_request, encode_request
@@ -300,6 +304,9 @@ def _wire(core: Any, name: str, asked: Asked, max_tokens: int = NUM_OUTPUTS) -> 
         seed=asked.seed,
         ignore_eos=True,
         max_tokens=max_tokens,
+        structured_outputs=None
+        if asked.schema is None
+        else StructuredOutputsParams(json=asked.schema),
     )
     token_ids = prompt_of(asked.prompt_tokens)
     if asked.special_prompt is not None:
@@ -317,6 +324,14 @@ def _wire(core: Any, name: str, asked: Asked, max_tokens: int = NUM_OUTPUTS) -> 
         cache_salt=None,
         data_parallel_rank=None,
     )
+
+
+def _arrive(core: Any, name: str, asked: Asked) -> Any:
+    """The request where it is to go on, with its grammar compiled."""
+    request, _ = core.preprocess_add_request(_wire(core, name, asked))
+    if request.use_structured_output:
+        request.structured_output_request._grammar.result()
+    return request
 
 
 def add(core: Any, name: str, asked: Asked, max_tokens: int = NUM_OUTPUTS) -> Any:

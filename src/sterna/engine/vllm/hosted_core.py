@@ -24,6 +24,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from sterna.engine.cpu_cores import HeldCore, take_core
 from sterna.engine.vllm.guard import is_cpu_build
 from sterna.engine.vllm.scheduler import MigratingAsyncScheduler, MigratingScheduler
+from sterna.engine.vllm.structured_outputs import StructuredOutputs
 
 WORKER_EXTENSION = "sterna.engine.vllm.worker.SternaWorkerExtension"
 """A name, because vLLM imports the class in the processes of the workers."""
@@ -46,6 +47,13 @@ class HostedCore(EngineCore):
 
     held_core: HeldCore | None = None
     """The core on which this engine computes alone."""
+
+    def __init__(
+        self, config: VllmConfig, executor_class: type[Executor], *, log_stats: bool
+    ) -> None:
+        super().__init__(config, executor_class, log_stats)
+        self.structured_output_manager = StructuredOutputs(config)
+        self.scheduler.structured_output_manager = self.structured_output_manager
 
     def unbound(self) -> AbstractContextManager[None]:
         """Context in which this thread starts others that may run on any core."""

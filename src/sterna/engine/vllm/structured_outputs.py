@@ -1,0 +1,83 @@
+"""vLLM's structured outputs, with the backend that each request names.
+
+Front ends choose a request's backend by its constraint: guidance, say, for JSON schemas with
+keywords that xgrammar ignores. vLLM's engine compiles all grammars by the backend of its first one.
+A request that moves, or goes on after a death, may then find another backend than it had: its
+grammar does not compile, refuses its outputs so far, or lacks a part of the constraint.
+"""
+
+import copy
+
+import numpy as np
+from numpy.typing import NDArray
+from vllm.config import VllmConfig
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
+
+
+class StructuredOutputs(StructuredOutputManager):
+    """The grammars of an engine's requests; each backend in use has a manager of vLLM's.
+
+    Grammars are made on one thread, and masks on the step thread.
+    """
+
+    def __init__(self, config: VllmConfig) -> None:
+        super().__init__(config)
+        self._managers: dict[str, StructuredOutputManager] = {}
+
+    def grammar_init(self, request: Request) -> None:
+        """Begin to compile the request's grammar.
+
+        Raises:
+            ValueError: there is no such backend, or it does not support the tokenizer.
+        """
+        backend = _backend(request)
+        manager = self._managers.get(backend)
+        if manager is None:
+            # It shares the threads and the tokenizer, and makes the backend itself.
+            manager = copy.copy(self)
+        StructuredOutputManager.grammar_init(manager, request)
+        self._managers[backend] = manager
+
+    def grammar_bitmask(
+        self,
+        requests: dict[str, Request],
+        structured_output_request_ids: list[str],
+        scheduled_spec_decode_tokens: dict[str, list[int]],
+    ) -> NDArray[np.int32] | None:
+        """Return the masks of a step's positions: for each request, in this order, one for each of
+        its drafts and one for the token behind them."""
+        ids_of: dict[str, list[str]] = {}
+        for request_id in structured_output_request_ids:
+            ids_of.setdefault(_backend(requests[request_id]), []).append(request_id)
+        masks = {
+            backend: StructuredOutputManager.grammar_bitmask(
+                self._managers[backend], requests, ids, scheduled_spec_decode_tokens
+            )
+            for backend, ids in ids_of.items()
+        }
+        if len(masks) < 2:
+            return next(iter(masks.values()), None)
+        # They are as wide as each backend takes the vocabulary to be; what lies beyond is allowed.
+        shape = sum(map(len, masks.values())), max(mask.shape[1] for mask in masks.values())
+        merged = np.full(shape, -1, np.int32)
+        places = iter(merged)
+        rows = {backend: iter(mask) for backend, mask in masks.items()}
+        for request_id in structured_output_request_ids:
+            of_request = rows[_backend(requests[request_id])]
+            for _ in range(1 + len(scheduled_spec_decode_tokens.get(request_id, ()))):
+                row = next(of_request)
+                next(places)[: len(row)] = row
+        return merged
+
+    def clear_backend(self) -> None:
+        """End the threads and all backends."""
+        super().clear_backend()
+        for manager in self._managers.values():
+            manager.backend.destroy()
+        self._managers.clear()
+
+
+def _backend(request: Request) -> str:
+    """The name of the backend that the request's front end has chosen."""
+    return str(request.structured_output_request.params._backend)
