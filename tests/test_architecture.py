@@ -29,7 +29,7 @@ MAX_MODULES_AT_THE_ROOT = 8
 MAX_MODULES_IN_A_FOLDER = 14
 
 LARGER_FOLDERS = {
-    "src/sterna/engine/vllm": 19,  # one module for each extension point of vLLM
+    "src/sterna/engine/vllm": 18,  # one module for each extension point of vLLM
 }
 
 MIN_LINES = 40

@@ -122,7 +122,7 @@ def played(monkeypatch: pytest.MonkeyPatch, log: list[str]) -> Any:
     """Structured outputs whose backends the test plays; "wide" has two words in each mask."""
     from vllm.v1.structured_output import StructuredOutputManager
 
-    from sterna.engine.vllm.structured_outputs import StructuredOutputs
+    from sterna.engine.vllm.sampling.structured_outputs import StructuredOutputs
 
     def masks(manager: Any, requests: Any, ids: list[str], drafts: dict[str, list[int]]) -> Any:
         rows = [ord(name) + row for name in ids for row in range(1 + len(drafts.get(name, ())))]

@@ -23,7 +23,7 @@ def a_batch(start: Sequence[int]) -> Any:
     from vllm.config import ReasoningConfig
     from vllm.v1.sample.thinking_budget_state import ThinkingBudgetStateHolder
 
-    from sterna.engine.vllm.thinking_budgets import count_earlier_outputs
+    from sterna.engine.vllm.sampling.thinking_budgets import count_earlier_outputs
 
     config = ReasoningConfig()
     config._reasoning_start_token_ids = list(start)

@@ -23,8 +23,8 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from sterna.engine.cpu_cores import HeldCore, take_core
 from sterna.engine.vllm.guard import is_cpu_build
+from sterna.engine.vllm.sampling.structured_outputs import StructuredOutputs
 from sterna.engine.vllm.scheduler import MigratingAsyncScheduler, MigratingScheduler
-from sterna.engine.vllm.structured_outputs import StructuredOutputs
 
 WORKER_EXTENSION = "sterna.engine.vllm.worker.SternaWorkerExtension"
 """A name, because vLLM imports the class in the processes of the workers."""

@@ -16,14 +16,14 @@ from vllm.v1.kv_cache_interface import MambaSpec
 from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
 from sterna.config import TransportConfig
-from sterna.engine.vllm.generators import (
+from sterna.engine.vllm.kv_groups import spec_of
+from sterna.engine.vllm.plane_link import PlaneServer
+from sterna.engine.vllm.sampling.generators import (
     drawn_seed,
     generator_after,
     keep_generators_of_incomplete_prompts,
 )
-from sterna.engine.vllm.kv_groups import spec_of
-from sterna.engine.vllm.plane_link import PlaneServer
-from sterna.engine.vllm.thinking_budgets import count_earlier_outputs
+from sterna.engine.vllm.sampling.thinking_budgets import count_earlier_outputs
 from sterna.transport.memory.layout import KvCache, KvLayout
 from sterna.transport.plane import make_data_plane
 from sterna.types import MigrationId
