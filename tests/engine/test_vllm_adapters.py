@@ -6,6 +6,7 @@ import random
 import shutil
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,9 +36,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")
 
 
-@pytest.fixture(scope="module")
-def lora_core(folder: Path) -> Iterator[Any]:
-    """A core with at most two adapters in a batch, and its three adapters."""
+@contextmanager
+def core_with_adapters(folder: Path, *, max_loras: int) -> Iterator[Any]:
+    """A core with at most so many adapters in a batch, and its three adapters."""
     from sterna.engine.vllm.hosted_core import WORKER_EXTENSION
 
     with tiny_core(
@@ -46,11 +47,18 @@ def lora_core(folder: Path) -> Iterator[Any]:
         **{**SMALL, "max_num_seqs": 8},
         worker_extension_cls=WORKER_EXTENSION,
         enable_lora=True,
-        max_loras=2,
+        max_loras=max_loras,
         max_lora_rank=8,
     ) as core:
         for number in range(1, NUM_ADAPTERS + 1):
             build_adapter(folder / "tiny", folder / f"adapter{number}", seed=number)
+        yield core
+
+
+@pytest.fixture(scope="module")
+def lora_core(folder: Path) -> Iterator[Any]:
+    """A core with at most two adapters in a batch."""
+    with core_with_adapters(folder, max_loras=2) as core:
         yield core
 
 

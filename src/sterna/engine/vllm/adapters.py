@@ -2,8 +2,9 @@
 
 vLLM loads an adapter in the step that first needs it, and ends the engine where it cannot; an
 engine that starts later has not loaded the adapters of the others. So each is loaded once before
-its first request is added. Requests name an adapter by a number and a path. Under the same path,
-another machine may have other weights, so a request that moves takes a digest of them along.
+its first request is added, and takes no place of an adapter that the batch needs. Requests name an
+adapter by a number and a path. Under the same path, another machine may have other weights, so a
+request that moves takes a digest of them along.
 """
 
 import hashlib
@@ -47,7 +48,7 @@ class Adapters:
         if known is not None and (files == known.files or key[0] in core.list_loras()):
             # What vLLM has dropped, the next step that needs it loads again.
             return known.digest
-        core.add_lora(adapter)
+        _add(core, adapter)
         self._known[key] = _Known(files, adapter_digest(folder))
         return self._known[key].digest
 
@@ -63,6 +64,14 @@ class Adapters:
                 f"the LoRA adapter {adapter.lora_name!r} has other files here than on the other "
                 f"instance: {adapter.lora_path} ({found}, not {digest})"
             )
+
+
+def _add(core: Any, adapter: LoRARequest) -> None:
+    """Load the adapter. Where there is no room vLLM drops the one that was used longest ago, so
+    those of the batch are used first."""
+    for number in core.scheduler.batch_adapters() & core.list_loras():
+        core.add_lora(LoRARequest("loaded already", number, "loaded already"))
+    core.add_lora(adapter)
 
 
 def adapter_digest(folder: Path) -> str | None:

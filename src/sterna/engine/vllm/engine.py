@@ -464,10 +464,12 @@ class VllmEngine:
         is_prefix = whose_prefix(effect.request_id) is not None
         if effect.request is not None and not is_prefix:
             try:
-                await self._prepare(effect.migration_id, effect.request)
+                refusal = await self._prepare(effect, effect.request)
             except Exception:
                 logger.exception("migrating request refused request=%s", effect.request_id)
-                return ReserveFailed(effect.stage, Reason.UNSUPPORTED)
+                refusal = Reason.UNSUPPORTED
+            if refusal is not None:
+                return ReserveFailed(effect.stage, refusal)
         needs_slot = effect.is_last and not is_prefix
         if needs_slot and not await self._is_grammar_compiled(effect.migration_id):
             return ReserveFailed(effect.stage, Reason.UNSUPPORTED)
@@ -504,15 +506,29 @@ class VllmEngine:
         receivers = await self._transfers.expect(effect.migration_id, effect.stage, blocks)
         return BlocksReserved(effect.stage, receivers)
 
-    async def _prepare(self, migration_id: MigrationId, arriving: bytes) -> None:
+    async def _prepare(self, effect: ReserveBlocks, arriving: bytes) -> Reason | None:
+        """Build the arriving request and load its adapter; returns why it cannot be reserved for.
+
+        Raises:
+            Exception: the request or its adapter cannot be used here.
+        """
         moving = MovingRequest.decode(arriving)
         assert self._core is not None
         sent_request = decode_request(moving.payload)
         request, _ = self._core.preprocess_add_request(sent_request)
         if (adapter := sent_request.lora_request) is not None:
-            load, digest = self._adapters.load_equal, moving.adapter_digest
-            await self._call(lambda core: load(core, adapter, digest), may_last=True)
-        self._prepared[migration_id] = (request, sent_request)
+
+            def load(core: HostedCore) -> Reason | None:
+                if effect.num_blocks and not core.scheduler.has_place_for(adapter.lora_int_id):
+                    return Reason.NO_ADAPTER_SLOT
+                self._adapters.load_equal(core, adapter, moving.adapter_digest)
+                return None
+
+            refusal: Reason | None = await self._call(load, may_last=True)
+            if refusal is not None:
+                return refusal
+        self._prepared[effect.migration_id] = (request, sent_request)
+        return None
 
     async def _is_grammar_compiled(self, migration_id: MigrationId) -> bool:
         prepared = self._prepared.get(migration_id)

@@ -177,6 +177,10 @@ def build_core(
             # Otherwise vLLM compiles parts of its sampler when the first request asks for log
             # probabilities: by a C++ compiler, in the middle of a step, for up to ten seconds.
             torch.compiler.set_stance("force_eager")
+    if (lora := config.lora_config) is not None:
+        # One place more than a batch needs, so that an adapter can be loaded for a request that
+        # queues while the batch has as many as it may.
+        lora.max_cpu_loras = max(lora.max_cpu_loras or 0, lora.max_loras + 1)
     core = HostedCore(config, Executor.get_class(config), log_stats=log_stats)
     if binds and (held := take_core()) is not None:
         # Not before: the model may have been compiled, by processes that need all cores.

@@ -453,6 +453,17 @@ class MigratingScheduler(Scheduler):
         most = self.groups.num_units(self.max_model_len) + 1
         return first_unit >= 0 and 0 <= num_units <= most - first_unit
 
+    def batch_adapters(self) -> set[int]:
+        """Return the numbers of the adapters that the batch has or may get at any time."""
+        return adapter_numbers(self.running) | self._held_adapters()
+
+    def has_place_for(self, adapter: int | None) -> bool:
+        """Whether a batch may have this adapter beside those."""
+        if adapter is None or self.vllm_config.lora_config is None:
+            return adapter is None
+        adapters = self.batch_adapters() | {adapter}
+        return len(adapters) <= self.vllm_config.lora_config.max_loras
+
     def reserve(
         self,
         migration_id: MigrationId,
@@ -484,7 +495,7 @@ class MigratingScheduler(Scheduler):
         lacks_slot = needs_slot and not reservation.has_slot
         if lacks_slot and len(self.running) + self._num_held_slots() >= self._admission_limit:
             return Reason.NO_SLOT
-        if not self._has_place_for(adapter):
+        if not self.has_place_for(adapter):
             return Reason.NO_ADAPTER_SLOT
         self._pool.touch(unready)
         self.groups.extend(reservation.held, columns)
@@ -671,13 +682,6 @@ class MigratingScheduler(Scheduler):
         reservations = self._reservations.values()
         reserved = {each.adapter for each in reservations if each.adapter is not None}
         return adapter_numbers(self._drained_running()) | reserved
-
-    def _has_place_for(self, adapter: int | None) -> bool:
-        """Whether a batch may have this adapter beside those that it has or may get at any time."""
-        if adapter is None or self.vllm_config.lora_config is None:
-            return adapter is None
-        adapters = adapter_numbers(self.running) | self._held_adapters() | {adapter}
-        return len(adapters) <= self.vllm_config.lora_config.max_loras
 
     def _hold_adapters(self) -> None:
         """Keep vLLM from admitting requests with adapters in place of those that drained and
