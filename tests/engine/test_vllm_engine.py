@@ -15,7 +15,9 @@ import pytest
 
 from sterna.config import TransportConfig
 from sterna.engine.drains import Left, Outgrown
+from sterna.engine.interface import EngineActivity
 from sterna.engine.payload_parts import annotations_of
+from sterna.engine.weight_updates import WeightUpdates
 from sterna.messages.actors import TokenSpan
 from sterna.migration.messages import (
     Adopt,
@@ -29,7 +31,7 @@ from sterna.migration.messages import (
     ReserveBlocks,
     ReserveFailed,
 )
-from sterna.types import FrontendId, InstanceId, MigrationId, RequestId
+from sterna.types import FrontendId, InstanceId, MigrationId, RequestId, prefix_id
 from tests.engine.test_vllm_histories import wire_request
 from tests.engine.test_vllm_scheduler import finish, step, with_scheduler
 from tests.engine.vllm_cores import SMALL, tiny_core
@@ -57,6 +59,8 @@ def vllm_core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 class DirectThread:
     """A step thread that steps nothing, and carries commands out where they are given."""
+
+    activity = EngineActivity(0, is_busy=False)
 
     def __init__(self, core: Any) -> None:
         self._core = core
@@ -405,6 +409,59 @@ def test_the_data_planes_of_an_engine_are_labelled_by_its_kv_format(vllm_core: A
         assert plane._cache.label == facts.kv_format
 
     run_with_engine(core, play)
+
+
+def test_kv_of_an_engine_whose_weights_were_updated_otherwise_is_not_adopted(
+    vllm_core: Any,
+) -> None:
+    """The scheduler may not have heard of the update, and the copy has begun before it."""
+    from sterna.engine.vllm.request_state import RequestState
+
+    core = with_scheduler(vllm_core)
+    update = ("collective_rpc", ("update_weights", None, (), {}))
+    updated = WeightUpdates()
+    updated.on_call(*update, b"another call", is_done=True)
+
+    async def play(engine: Any, _: Listener) -> None:
+        async def adopted(num_valid: int, weight_updates: str) -> Adopted | AdoptFailed:
+            await engine.free_reservation(MIGRATION)
+            assert await engine.reserve(reserve(0)) == BlocksReserved(0, ())
+            state = RequestState([5, 6, 7], num_valid, 0, weight_updates=weight_updates)
+            return await engine.adopt(Adopt(MIGRATION, REQUEST, 1, state.encode()))
+
+        prefix = prefix_id(REQUEST, 0)
+        entered: list[str] = []
+        core.scheduler.prefixes = SimpleNamespace(
+            can_move=True, enter=lambda _, __, weight_updates: entered.append(weight_updates)
+        )
+        other, lacks_blocks = AdoptFailed(Reason.OTHER_WEIGHTS), AdoptFailed(Reason.UNSUPPORTED)
+        assert await adopted(77, "") == lacks_blocks
+        assert await adopted(77, updated.label) == other
+        call = msgspec.msgpack.encode((4, 7, *update))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(core, "collective_rpc", lambda method, timeout, args, kwargs: [None])
+            engine.call_utility(FrontendId(4), 7, update[0], call)
+        assert engine.activity().weight_updates not in ("", updated.label)
+        assert await adopted(77, "") == other
+        assert await adopted(77, engine.activity().weight_updates) == lacks_blocks
+        await engine.free_reservation(MIGRATION)
+        await engine.reserve(ReserveBlocks(MIGRATION, prefix, 0, 0, 0, True, b""))
+        await engine.adopt(Adopt(MIGRATION, prefix, 0, b""))
+        assert entered == [engine.activity().weight_updates]
+        # Without KV it is computed again.
+        assert await adopted(0, "") == Adopted()
+
+    run_with_engine(core, play)
+    finish(core)
+
+
+def test_a_prefix_enters_only_a_cache_of_the_same_weights(vllm_core: Any) -> None:
+    from sterna.engine.vllm.kv_groups import MovingPrefixes
+
+    prefixes = MovingPrefixes(with_scheduler(vllm_core).scheduler.kv_cache_manager.coordinator)
+    prefixes._kept[REQUEST] = SimpleNamespace(first_token=0, blocks=[])  # type: ignore[assignment]
+    state = prefixes.export(REQUEST, "updated")
+    assert [prefixes.enter([{}], state, each) for each in ("updated", "")] == [True, False]
 
 
 PREFIX = KeepPrefix(MIGRATION, REQUEST, b"", 0)

@@ -343,6 +343,7 @@ def test_the_end_of_a_back_off_is_no_deadline_while_nothing_can_begin() -> None:
     [
         Reason.NO_MEMORY,
         Reason.NO_SLOT,
+        Reason.OTHER_WEIGHTS,
         Reason.BUSY,
         Reason.TERMINATING,
         Reason.TRANSFER_FAILED,

@@ -1,11 +1,12 @@
 """An instance's driver: messages that its mailbox drops, and its lease."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
 from sterna.config import LlumletConfig
-from sterna.engine.interface import EngineFacts
+from sterna.engine.interface import EngineActivity, EngineFacts
 from sterna.instance import shell
 from sterna.messages.actors import (
     Emptied,
@@ -166,3 +167,22 @@ def test_the_answer_to_a_heartbeat_extends_the_lease_from_when_the_heartbeat_was
         return lease.asked_s
 
     assert asyncio.run(scenario()) == [12.5]
+
+
+def test_a_heartbeat_has_the_activity_of_the_engine() -> None:
+    activity = EngineActivity(3, is_busy=True, weight_updates="updated")
+
+    async def scenario() -> WireMessage:
+        mailbox = FullOutbox()
+        under_test = shell.Instance(I0, LlumletConfig(policy=STERNA), mailbox)
+        await under_test.start(IdleEngine())
+        under_test.on_membership(Membership(3, (), (), None, supervisor="supervisor"))
+        engine = SimpleNamespace(activity=lambda: activity)
+        beating = asyncio.create_task(shell.beat(I0, under_test, engine, None))
+        await asyncio.sleep(0)
+        beating.cancel()
+        await under_test.close()
+        return mailbox.sent[-1]
+
+    sent = Heartbeat(I0, num_ended=3, is_busy=True, weight_updates="updated")
+    assert asyncio.run(scenario()) == sent

@@ -70,8 +70,9 @@ class EngineFacts:
     Attributes:
         total_tokens: M, memory usable by requests, in tokens.
         ready: an encoded `EngineReady`.
-        kv_format: equal for engines that can exchange KV blocks: with equal weights, layout and
-            precision. Between other engines requests move without their KV cache.
+        kv_format: equal for engines that can exchange KV blocks while their weights are not
+            updated: with equal weights, layout and precision. Between other engines requests move
+            without their KV cache.
         immovable_features: names of engine features whose state cannot move; with any of them the
             engine serves without migration.
         cache_layout: how to look prompts up among the keys of `EngineListener.on_cache`; None if
@@ -87,16 +88,18 @@ class EngineFacts:
 
 @dataclass(frozen=True, slots=True)
 class EngineActivity:
-    """An engine's activity, by which a hang is detected.
+    """An engine's activity, by which a hang is detected, and the updates of its weights.
 
     Attributes:
         num_ended: steps, and commands between two steps, that have ended since the start.
         is_busy: whether one is under way that should end soon. A command of an operator does not
             count: it may take any time.
+        weight_updates: see `WeightUpdates.label`.
     """
 
     num_ended: int
     is_busy: bool
+    weight_updates: str = ""
 
 
 class EngineListener(Protocol):

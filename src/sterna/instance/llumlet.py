@@ -57,6 +57,7 @@ DESTINATION_REFUSALS = frozenset(
     {
         Reason.NO_MEMORY,
         Reason.NO_SLOT,
+        Reason.OTHER_WEIGHTS,
         Reason.TERMINATING,
         Reason.BUSY,
         Reason.TRANSFER_FAILED,

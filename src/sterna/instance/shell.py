@@ -251,6 +251,12 @@ async def beat(
         activity = engine.activity()
         asked_s = None if lease is None else lease.now_s()
         instance.send_to_supervisor(
-            Heartbeat(instance_id, activity.num_ended, activity.is_busy, asked_s)
+            Heartbeat(
+                instance_id,
+                activity.num_ended,
+                activity.is_busy,
+                asked_s,
+                activity.weight_updates,
+            )
         )
         await asyncio.sleep(HEARTBEAT_INTERVAL_S)

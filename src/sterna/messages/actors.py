@@ -405,12 +405,14 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True):
             engine.
         asked_s: when it was sent, on the instance's own clock: its lease counts from then. None
             without a lease (`lease`).
+        weight_updates: that of `EngineActivity`.
     """
 
     member: str
     num_ended: int
     is_busy: bool
     asked_s: float | None = None
+    weight_updates: str = ""
 
 
 class HeartbeatAnswer(msgspec.Struct, frozen=True, tag=True):
@@ -587,7 +589,7 @@ class InstanceMember(msgspec.Struct, frozen=True, array_like=True):
         is_terminating: it gets no new requests, and is being emptied.
         note: the reason why it is being emptied, for operators.
         generation: that of its engine options.
-        kv_format: a digest of that of `EngineFacts`.
+        kv_format: a digest of that of `EngineFacts`, and the label of the updates of its weights.
         emptied_since: version of the first membership of this termination, which identifies it; 0
             while the instance is not being emptied.
     """

@@ -65,7 +65,7 @@ class HostedInstance:
     """An instance that is up.
 
     Attributes:
-        kv_format: a digest of that of `EngineFacts`.
+        kv_format: that of `InstanceMember`.
         process: None in a simulation, which has no processes.
     """
 

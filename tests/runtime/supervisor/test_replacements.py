@@ -10,7 +10,7 @@ import pytest
 
 from sterna.config import ClusterConfig, FrontendConfig, LlumletConfig, TransportConfig
 from sterna.engine.interface import EngineFacts
-from sterna.messages.actors import Membership
+from sterna.messages.actors import Heartbeat, Membership
 from sterna.policy.presets import STERNA
 from sterna.runtime.actors.member_status import MemberStatus
 from sterna.runtime.actors.packed_args import PackedArgs
@@ -170,5 +170,31 @@ def test_a_silent_instance_of_another_node_is_replaced_only_when_it_has_ended(
             assert instances.starts.get_nowait() == "i2"
         finally:
             await successor.close()
+
+    asyncio.run(scenario())
+
+
+def test_the_members_know_the_instances_whose_weights_were_updated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They exchange no KV with others: neither with one that has started later from the files."""
+
+    async def scenario() -> None:
+        instances = Instances(3)
+        successor = successor_over(instances, monkeypatch)
+        announced: list[list[bool]] = []
+
+        def note() -> None:
+            formats = [each.kv_format for each in successor._instances.hosted().values()]
+            announced.append([each == formats[0] for each in formats])
+
+        await successor.take_over(ON_GPU, PackedArgs(b"args", b"args"), None)
+        monkeypatch.setattr(successor, "_announce", note)
+        for member, weight_updates in (("i0", "a"), ("i1", "a"), ("i1", "a"), ("i0", "b")):
+            beat = Heartbeat(member, 0, is_busy=False, weight_updates=weight_updates)
+            successor._on_message(beat, [])
+        successor._on_message(Heartbeat("scheduler", 0, is_busy=False), [])
+        await successor.close()
+        assert announced == [[True, False, False], [True, True, False], [True, False, False]]
 
     asyncio.run(scenario())

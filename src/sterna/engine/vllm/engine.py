@@ -52,6 +52,7 @@ from sterna.engine.vllm.request_state import (
 from sterna.engine.vllm.scheduler import MigratingScheduler
 from sterna.engine.vllm.step_thread import Pace, StepThread, Views
 from sterna.engine.vllm.transfers import Transfers
+from sterna.engine.weight_updates import WeightUpdates
 from sterna.errors import InstanceStartError
 from sterna.messages.actors import MAX_FRAME_BYTES, TokenSpan
 from sterna.migration.messages import (
@@ -149,6 +150,7 @@ class VllmEngine:
         self._num_delivered: dict[str, int] = {}
         self._waiting_drains: list[tuple[Drain, Future[Drained | DrainRefused]]] = []
         self._adapters = Adapters()
+        self._weights = WeightUpdates()
         # Of the loop: requests built for migrations that have not committed.
         self._core: HostedCore | None = None
         self._prepared: dict[MigrationId, tuple[Request, EngineCoreRequest]] = {}
@@ -217,7 +219,7 @@ class VllmEngine:
         self._thread.post(self._views.publish)
 
     def activity(self) -> EngineActivity:
-        return self._thread.activity
+        return replace(self._thread.activity, weight_updates=self._weights.label)
 
     # ----------------------------------------------------------------------------- requests
 
@@ -323,6 +325,8 @@ class VllmEngine:
 
         def answer(output: Any) -> None:
             result = None if output.result is None else output.result.result
+            is_done = output.failure_message is None and result is not False
+            self._weights.on_call(method, call.args, payload, is_done=is_done)
             encoded = encode_utility_result(call_id, result, output.failure_message)
             self._to_loop(self._listener.on_utility_result, frontend_id, call_id, encoded)
 
@@ -339,7 +343,7 @@ class VllmEngine:
             progress = core.scheduler.progress(request_id)
             if progress is not None and whose_prefix(request_id) is not None:
                 prefixes: MovingPrefixes = core.scheduler.prefixes
-                state = prefixes.export(request_id)
+                state = prefixes.export(request_id, self._weights.label)
                 table = prefixes.block_ids(request_id)
                 return Inspected(progress, b""), _Leaving(table, progress.num_valid_tokens, state)
             sent_request = self._sent_requests.get(request_id)
@@ -411,6 +415,7 @@ class VllmEngine:
             generator_state=generator_state,
             draft_token_ids=list(request.spec_token_ids),
             seed=seed,
+            weight_updates=self._weights.label,
         )
         block_ids = scheduler.groups.block_ids(RequestId(effect.request_id))
         self._leaving[effect.migration_id] = _Leaving(block_ids, num_valid_tokens)
@@ -557,7 +562,9 @@ class VllmEngine:
         def adopt(core: HostedCore) -> Adopted | AdoptFailed:
             if prepared is not None:
                 return self._adopt(core, effect, *prepared)
-            is_adopted = core.scheduler.adopt_prefix(effect.migration_id, effect.state)
+            is_adopted = core.scheduler.adopt_prefix(
+                effect.migration_id, effect.state, self._weights.label
+            )
             return Adopted() if is_adopted else AdoptFailed(Reason.UNSUPPORTED)
 
         outcome: Adopted | AdoptFailed = await self._call(adopt)
@@ -587,6 +594,8 @@ class VllmEngine:
             logger.exception("migrating request not restored request=%s", effect.request_id)
             return AdoptFailed(Reason.UNSUPPORTED)
         if state.num_valid_tokens:
+            if state.weight_updates != self._weights.label:
+                return AdoptFailed(Reason.OTHER_WEIGHTS)
             if not scheduler.can_adopt(effect.migration_id, state.num_valid_tokens):
                 logger.error("migrating request lacks blocks request=%s", effect.request_id)
                 return AdoptFailed(Reason.UNSUPPORTED)

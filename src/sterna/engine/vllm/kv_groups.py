@@ -214,10 +214,12 @@ class _PrefixState(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         first_token: the first token of the first block.
         keys: vLLM's keys of the blocks, in order.
+        weight_updates: that of the engine where they are from.
     """
 
     first_token: int
     keys: list[bytes]
+    weight_updates: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,11 +288,15 @@ class MovingPrefixes:
         """The ids of its blocks, as `KvGroups.block_ids` has those of a request."""
         return [[each.block_id for each in self._kept[prefix_id].blocks]]
 
-    def export(self, prefix_id: RequestId) -> bytes:
-        """The contents of its blocks."""
+    def export(self, prefix_id: RequestId, weight_updates: str) -> bytes:
+        """The contents of its blocks.
+
+        Args:
+            weight_updates: that of this engine.
+        """
         kept = self._kept[prefix_id]
         keys = [bytes(each.block_hash) for each in kept.blocks if each.block_hash is not None]
-        return msgspec.msgpack.encode(_PrefixState(kept.first_token, keys))
+        return msgspec.msgpack.encode(_PrefixState(kept.first_token, keys, weight_updates))
 
     def release(self, prefix_id: RequestId) -> None:
         """Free the prefix, if it is kept; its blocks can still be found."""
@@ -298,12 +304,18 @@ class MovingPrefixes:
         if kept is not None:
             self._pool.free_blocks(reversed(kept.blocks))
 
-    def enter(self, held: Held[KVCacheBlock], state: bytes) -> bool:
+    def enter(self, held: Held[KVCacheBlock], state: bytes, weight_updates: str) -> bool:
         """Have the first reserved blocks be found as what `export` returned; the reservation is
-        still to be freed. Returns whether that is possible."""
+        still to be freed. Returns whether that is possible.
+
+        Args:
+            weight_updates: that of this engine.
+        """
         try:
             found = msgspec.msgpack.decode(state, type=_PrefixState)
         except UNREADABLE:
+            return False
+        if found.weight_updates != weight_updates:
             return False
         blocks = held[0]
         if not self.can_move or any(place not in blocks for place in range(len(found.keys))):

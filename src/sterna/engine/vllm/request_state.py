@@ -56,6 +56,7 @@ class RequestState(msgspec.Struct, frozen=True):
         seed: on V2, by which the request's tokens are drawn; None where it is not known.
         draft_token_ids: drafts of speculative decoding for the next step. They may be left out:
             that step then says one token.
+        weight_updates: that of the engine where the KV is from.
     """
 
     output_token_ids: list[int]
@@ -64,6 +65,7 @@ class RequestState(msgspec.Struct, frozen=True):
     generator_state: bytes | None = None
     draft_token_ids: list[int] = []
     seed: int | None = None
+    weight_updates: str = ""
 
     def encode(self) -> bytes:
         """Return the bytes of `Commit.state`."""

@@ -555,14 +555,18 @@ class MigratingScheduler(Scheduler):
         if self.use_v2_model_runner:
             self._unannounced.add(request.request_id)
 
-    def adopt_prefix(self, migration_id: MigrationId, state: bytes) -> bool:
+    def adopt_prefix(self, migration_id: MigrationId, state: bytes, weight_updates: str) -> bool:
         """Enter the reserved blocks into the prefix cache; returns whether that was possible, and
         otherwise changes nothing.
+
+        Args:
+            weight_updates: see `MovingPrefixes.enter`.
 
         Raises:
             KeyError: there is no such reservation.
         """
-        if not self.prefixes.enter(self._reservations[migration_id].held, state):
+        held = self._reservations[migration_id].held
+        if not self.prefixes.enter(held, state, weight_updates):
             return False
         self.free_reservation(migration_id)
         return True

@@ -3,7 +3,7 @@
 A call that changes or returns the state of an engine goes to every instance, and their results are
 merged. A call that one instance is to carry out goes to one, and where only the answer counts, the
 first one does: an instance may be in a long step, or hang. Instances that join later do not get
-earlier calls.
+earlier calls: after updates of weights they exchange no KV with the others (`WeightUpdates`).
 """
 
 import asyncio

@@ -48,6 +48,7 @@ class Reason(Enum):
     TERMINATING = "the destination is terminating"
     BUSY = "the destination takes part in as many migrations as it may"
     DUPLICATE_REQUEST = "the destination already has a request of that id"
+    OTHER_WEIGHTS = "the weights of the two instances were not updated by the same calls"
     TOO_LONG = "the request is longer than the destination allows"
     UNSUPPORTED = "the destination cannot restore this request's state"
     TOO_MANY_STAGES = "the copy did not catch up with decoding within the stage limit"

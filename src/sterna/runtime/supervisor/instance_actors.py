@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -48,6 +48,7 @@ class _HostedActor:
     Attributes:
         kv_format: a digest of that of its `EngineFacts`.
         actor: None if its supervisor died and the successor cannot reach it.
+        weight_updates: that of its last heartbeat.
     """
 
     actor: Any | None
@@ -55,6 +56,7 @@ class _HostedActor:
     kv_format: str
     place: Place | None
     process: ProcessIdentity
+    weight_updates: str = ""
 
 
 class InstanceActors:
@@ -88,7 +90,9 @@ class InstanceActors:
     def hosted(self) -> dict[InstanceId, HostedInstance]:
         """Every instance that is up."""
         return {
-            each: HostedInstance(hosted.address, hosted.kv_format, hosted.process)
+            each: HostedInstance(
+                hosted.address, hosted.kv_format + hosted.weight_updates, hosted.process
+            )
             for each, hosted in self._hosted.items()
         }
 
@@ -184,6 +188,15 @@ class InstanceActors:
         self._hosted[instance_id] = _HostedActor(
             None, silent.address, silent.kv_format, place, silent.process
         )
+
+    def on_weights(self, instance_id: InstanceId, weight_updates: str) -> bool:
+        """Note the updates of an instance's weights; returns whether they are others than before,
+        and the members have to know it."""
+        hosted = self._hosted.get(instance_id)
+        if hosted is None or hosted.weight_updates == weight_updates:
+            return False
+        self._hosted[instance_id] = replace(hosted, weight_updates=weight_updates)
+        return True
 
     def address(self, instance_id: InstanceId) -> str | None:
         """Return the mailbox of an instance; None if it is not up."""

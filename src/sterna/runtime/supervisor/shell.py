@@ -210,8 +210,11 @@ class Supervisor:
 
     def _on_message(self, message: WireMessage, frames: list[bytes]) -> None:
         if isinstance(message, Heartbeat):
+            instance_id = InstanceId(message.member)
             if self._watch.on_heartbeat(message):
-                self._answer(InstanceId(message.member), message.asked_s)
+                self._answer(instance_id, message.asked_s)
+            if self._instances.on_weights(instance_id, message.weight_updates):
+                self._announce()
             return
         self._carry_out(self._core.on_message(message, _now_s()))
 
