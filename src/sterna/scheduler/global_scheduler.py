@@ -1,16 +1,18 @@
 """The global scheduler (Section 4.3): loads in; dispatch, pairing and scaling decisions out. Pure.
 
-It sees instances and never their running requests, so that its work does not grow with these.
+It sees instances, and of their running requests a few with large prompts alone, so that its work
+does not grow with these.
 Each `on_...` method is one event and returns its effects, in order; `on_tick` is to be called at
 `next_deadline_s`.
 
-It keeps no state that a successor would miss. The loads come again with the next reports, and front
-ends send the held requests again. Each instance gets its destination when it is first part of a
-round, even if it has none, since a predecessor may have set one.
+It keeps no state that a successor would need. The loads come again with the next reports, and front
+ends send the held requests again; `running_prompts` says what is not known for a while. Each
+instance gets its destination when it is first part of a round, even if it has none, since a
+predecessor may have set one.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -391,7 +393,7 @@ class GlobalScheduler:
     def _dispatch_held(
         self,
         now_s: float,
-        reported: Iterable[InstanceId] = (),
+        reported: Sequence[InstanceId] = (),
         asked: Mapping[RequestId, NewRequest] = MappingProxyType({}),
     ) -> list[Effect]:
         """Dispatch the held requests that can be, in their order.
@@ -407,7 +409,7 @@ class GlobalScheduler:
         self._end_waits(reported, now_s)
         effects: list[Effect] = []
         room = self._room() if self._policy.binds_late else None
-        if room is not None and not self._may_fit(room, now_s):
+        if room is not None and not self._may_fit(room, now_s, reported or None):
             return effects
         kept_free: InstanceId | None = None
         for request in self._held.in_line():
@@ -536,11 +538,18 @@ class GlobalScheduler:
         """The instances that have room for a held request; None, or an empty table, without any."""
         demand_tokens, shared = request.demand_tokens, self._held.shared(request.request_id)
         # These comparisons alone tell most of many requests.
-        if demand_tokens > room.most_tokens:
-            own_tokens = {each: demand_tokens - num for each, num in shared.items()}
-            if not own_tokens or not room.has_any_of(own_tokens):
-                return None
+        if demand_tokens > room.most_tokens and not any(
+            self._has_tokens(each, demand_tokens - num) for each, num in shared.items()
+        ):
+            return None
         return room.candidates_for(demand_tokens, self._shared(request))
+
+    def _has_tokens(self, instance_id: InstanceId, num_tokens: int | None) -> bool:
+        """Whether the instance has room for a request that needs as much there."""
+        candidate = self.candidates.find(instance_id)
+        if candidate is None or num_tokens is None:
+            return False
+        return num_tokens <= self._room_of(candidate)
 
     def _shared(self, request: DispatchRequest) -> Mapping[InstanceId, int]:
         """The part of its demand for which a held request needs no memory on each instance, as
@@ -569,16 +578,25 @@ class GlobalScheduler:
                     room_tokens = self._room_of(candidate)
                 self._held.end_waits_for(instance_id, room_tokens)
 
-    def _may_fit(self, room: Room, now_s: float) -> bool:
+    def _may_fit(self, room: Room, now_s: float, among: Iterable[InstanceId] | None = None) -> bool:
         """Whether any of the held requests may be dispatched: with many of them, most load reports
-        change nothing for any."""
+        change nothing for any.
+
+        Args:
+            among: what requests share is looked at on these instances alone.
+        """
         smallest_tokens, largest_tokens = self._held.smallest_tokens, self._held.largest_tokens
         if smallest_tokens is None or largest_tokens is None:
             return False
         if smallest_tokens <= room.most_tokens or largest_tokens > room.total_tokens:
             return True
-        own_tokens = self._held.smallest_own_tokens
-        return (bool(own_tokens) and room.has_any_of(own_tokens)) or now_s >= self._first_limit_s
+        if now_s >= self._first_limit_s:
+            return True
+        sharing = self._held.sharing_instances
+        return bool(sharing) and any(
+            self._has_tokens(each, self._held.smallest_own_tokens(each))
+            for each in (sharing if among is None else among)
+        )
 
     def _keeps_room(self, request: DispatchRequest, now_s: float) -> bool:
         after_s = self._policy.reserves_after_s
@@ -604,7 +622,7 @@ class GlobalScheduler:
         number = self._next_number
         self._next_number += 1
         if self._may_share(request):
-            self._running_prompts.on_sent(request, len(self.candidates))
+            self._running_prompts.on_sent(request, self.candidates)
         self._instances.send(request, new, instance_id, number, now_s)
         return Dispatch(request.request_id, request.frontend_id, instance_id, number, reason)
 

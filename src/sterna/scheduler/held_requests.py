@@ -81,10 +81,15 @@ class HeldRequests:
         return self._demands_tokens[0] if self._demands_tokens else None
 
     @property
-    def smallest_own_tokens(self) -> dict[InstanceId, int]:
-        """The least memory that one of those in line needs on an instance which has a part of its
-        demand."""
-        return {each: own_tokens[0] for each, own_tokens in self._own_tokens.items()}
+    def sharing_instances(self) -> Collection[InstanceId]:
+        """The instances with which any of those in line shares memory."""
+        return self._own_tokens.keys()
+
+    def smallest_own_tokens(self, instance_id: InstanceId) -> int | None:
+        """The least memory that one of those in line which share some needs on this instance; None
+        without any."""
+        own_tokens = self._own_tokens.get(instance_id)
+        return own_tokens[0] if own_tokens else None
 
     @property
     def largest_tokens(self) -> int | None:
@@ -96,7 +101,7 @@ class HeldRequests:
         """The least memory, also for those that wait for their prefix; None without requests."""
         found = self.smallest_tokens, self._prefix_waits.smallest_tokens
         others = [each for each in found if each is not None]
-        return min([*others, *self.smallest_own_tokens.values()], default=None)
+        return min([*others, *(each[0] for each in self._own_tokens.values())], default=None)
 
     @property
     def total_tokens(self) -> int:

@@ -68,11 +68,6 @@ class Room:
         needed_tokens = demand_tokens - self.candidates.spread(shared) if shared else demand_tokens
         return self.candidates.where(self.tokens >= needed_tokens)
 
-    def has_any_of(self, needs_tokens: Mapping[InstanceId, int]) -> bool:
-        """Whether one of these instances has as much."""
-        needed_tokens = self.candidates.spread(needs_tokens)
-        return bool(((needed_tokens > 0) & (needed_tokens <= self.tokens)).any())
-
     def roomiest_for(
         self, demand_tokens: int, shared: Mapping[InstanceId, int]
     ) -> InstanceId | None:

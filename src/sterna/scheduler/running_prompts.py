@@ -7,6 +7,7 @@ report their running requests with large prompts (`InstanceLoad.large_prompts`).
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from itertools import islice
 
 from sterna.messages.actors import DispatchRequest
 from sterna.policy.candidate_table import CandidateTable
@@ -14,20 +15,25 @@ from sterna.types import MAX_LARGE_PROMPTS, InstanceId, RequestId, unpacked
 
 
 class RunningPrompts:
-    """The large prompts that were sent last, by the ids of their requests.
+    """The large prompts that were sent to instances, by the ids of their requests.
 
     Those that were sent by a scheduler before this one are not known: nothing is shared with them.
     """
 
     def __init__(self) -> None:
-        # Those that were of use last are the last ones.
         self._hashes: dict[RequestId, Sequence[int]] = {}
+        self._block_tokens: int | None = None
 
-    def on_sent(self, request: DispatchRequest, num_instances: int) -> None:
-        """A request with a large prompt is sent to one of as many instances."""
+    def on_sent(self, request: DispatchRequest, candidates: CandidateTable) -> None:
+        """A request with a large prompt is sent to one of these instances."""
         self._hashes[request.request_id] = unpacked(request.block_hashes)
-        while len(self._hashes) > MAX_LARGE_PROMPTS * max(1, num_instances):
-            del self._hashes[next(iter(self._hashes))]
+        # As many as they name, and as many that they do not name yet.
+        num_named = MAX_LARGE_PROMPTS * max(1, len(candidates))
+        if len(self._hashes) > 3 * num_named:
+            kept = set(islice(reversed(self._hashes), num_named))
+            for candidate in candidates:
+                kept.update(candidate.load.large_prompts)
+            self._hashes = {each: self._hashes[each] for each in self._hashes if each in kept}
 
     def shared(
         self,
@@ -39,28 +45,31 @@ class RunningPrompts:
         than half of it. To let in prompts that share less would evict what others need.
 
         Args:
+            request: of which the engines report cached blocks.
             cached: the tokens of its prompt that are in the instances' prefix caches.
         """
         if request.demand_tokens < request.prompt_tokens:
             # The engines keep a part of it alone.
             return {}
-        found: dict[InstanceId, int] = {}
         hashes = unpacked(request.block_hashes)
-        # Exact for prompts of as many blocks as a block has tokens.
-        block_tokens = request.prompt_tokens // max(1, len(hashes))
+        block_tokens = self._tokens_of_a_block(request.prompt_tokens // len(hashes))
+        found: dict[InstanceId, int] = {}
         for instance_id, cached_tokens in cached.items():
             candidate = candidates.find(instance_id)
             if candidate is None:
                 continue
-            num_tokens = 0
-            for request_id in candidate.load.large_prompts:
-                running = self._hashes.pop(request_id, None)
-                if running is not None:
-                    self._hashes[request_id] = running
-                    num_tokens = max(num_tokens, block_tokens * _num_alike(running, hashes))
-            if 2 * num_tokens > request.prompt_tokens:
-                found[instance_id] = min(cached_tokens, num_tokens)
+            running = map(self._hashes.get, candidate.load.large_prompts)
+            num_alike = max((_num_alike(each, hashes) for each in running if each), default=0)
+            if 2 * num_alike > len(hashes):
+                found[instance_id] = min(cached_tokens, num_alike * block_tokens)
         return found
+
+    def _tokens_of_a_block(self, num_tokens: int) -> int:
+        """The least that any request has said: exact for prompts of as many blocks as a block has
+        tokens, and too much for one that has outputs beside its blocks."""
+        known = self._block_tokens
+        self._block_tokens = num_tokens if known is None else min(known, num_tokens)
+        return self._block_tokens
 
 
 def _num_alike(one: Sequence[int], other: Sequence[int]) -> int:

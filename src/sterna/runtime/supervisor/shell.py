@@ -54,6 +54,10 @@ RECOVERY_S = 3.0
 """Delay of the replacement of a dead instance if engines compute on the CPU: its start would take
 the cores on which other instances compute the KV cache of its streams again."""
 
+WEIGHTS_DELAY_S = 0.5
+"""Time after which the members are told that an instance's weights were updated. Meanwhile the
+others say so of theirs: each tells it with its next heartbeat."""
+
 
 class Supervisor:
     """Starts the actors of one cluster and keeps them alive.
@@ -81,6 +85,7 @@ class Supervisor:
         self._tasks = Tasks()
         self._services = Services(environment, metrics_folder, self._tasks, self._announce)
         self._timer: asyncio.TimerHandle | None = None
+        self._weights_timer: asyncio.TimerHandle | None = None
         self._is_closing = False
         if not is_successor:
             self._services.begin_imports()
@@ -199,8 +204,9 @@ class Supervisor:
     async def close(self) -> None:
         """Stop front ends first, then instances, then the scheduler."""
         self._is_closing = True
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._weights_timer):
+            if timer is not None:
+                timer.cancel()
         self._tasks.cancel()
         await self._services.stop_frontends()
         await self._instances.close_all()
@@ -213,8 +219,10 @@ class Supervisor:
             instance_id = InstanceId(message.member)
             if self._watch.on_heartbeat(message):
                 self._answer(instance_id, message.asked_s)
-            if self._instances.on_weights(instance_id, message.weight_updates):
-                self._announce()
+            is_news = self._instances.on_weights(instance_id, message.weight_updates)
+            if is_news and self._weights_timer is None and not self._is_closing:
+                loop = asyncio.get_running_loop()
+                self._weights_timer = loop.call_later(WEIGHTS_DELAY_S, self._announce_weights)
             return
         self._carry_out(self._core.on_message(message, _now_s()))
 
@@ -337,6 +345,10 @@ class Supervisor:
         return RECOVERY_S if can_go_on and self._instances.compute_on_cpu else 0.0
 
     # ----------------------------------------------------------------------------- membership
+
+    def _announce_weights(self) -> None:
+        self._weights_timer = None
+        self._announce()
 
     def _announce(self) -> None:
         """Send the membership to all members."""
