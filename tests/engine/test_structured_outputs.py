@@ -118,19 +118,24 @@ def test_grammars_of_two_backends_are_in_one_batch_with_drafts(tmp_path: Path) -
         assert cores.run(together, *asked) == [said.token_ids for said in alone]
 
 
-def played(monkeypatch: pytest.MonkeyPatch, log: list[str]) -> Any:
+def played(monkeypatch: pytest.MonkeyPatch, log: list[str], *, is_diffusion: bool = False) -> Any:
     """Structured outputs whose backends the test plays; "wide" has two words in each mask."""
     from vllm.v1.structured_output import StructuredOutputManager
 
     from sterna.engine.vllm.sampling.structured_outputs import StructuredOutputs
 
     def masks(manager: Any, requests: Any, ids: list[str], drafts: dict[str, list[int]]) -> Any:
-        rows = [ord(name) + row for name in ids for row in range(1 + len(drafts.get(name, ())))]
+        rows: list[int] = []
+        for name in ids:
+            num_tokens = len(drafts.get(name, ()))
+            has_next = not (is_diffusion and num_tokens)
+            rows += [ord(name) + row for row in range(num_tokens + has_next)]
         return np.array(rows, np.int32)[:, None].repeat(manager.num_words, axis=1)
 
     monkeypatch.setattr(StructuredOutputManager, "grammar_bitmask", masks)
     monkeypatch.setattr(StructuredOutputManager, "clear_backend", lambda _: log.append("threads"))
     outputs = object.__new__(StructuredOutputs)
+    outputs.vllm_config = SimpleNamespace(model_config=SimpleNamespace(is_diffusion=is_diffusion))
     outputs._managers = {
         name: SimpleNamespace(
             num_words=num_words, backend=SimpleNamespace(destroy=partial(log.append, name))
@@ -154,6 +159,16 @@ def test_masks_of_several_widths_stay_in_order(monkeypatch: pytest.MonkeyPatch) 
     assert masks.tolist() == [[85, -1], [86, -1], [87, -1], [75, 75], [76, 76], [65, -1]]
     assert outputs.grammar_bitmask(requests, ["A", "U"], {}).tolist() == [[65], [85]]
     assert outputs.grammar_bitmask(requests, [], {}) is None
+
+
+def test_a_diffusion_model_samples_no_token_behind_those_of_a_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """vLLM writes no mask for one; a request without such tokens has its one mask all the same."""
+    requests = {"A": with_backend("narrow"), "K": with_backend("wide"), "U": with_backend("wide")}
+    outputs = played(monkeypatch, [], is_diffusion=True)
+    masks = outputs.grammar_bitmask(requests, ["A", "K", "U"], {"A": [5, 6], "K": [7]})
+    assert masks.tolist() == [[65, -1], [66, -1], [75, 75], [85, 85]]
 
 
 def test_all_backends_end_with_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,8 @@ class StructuredOutputs(StructuredOutputManager):
         scheduled_spec_decode_tokens: dict[str, list[int]],
     ) -> NDArray[np.int32] | None:
         """Return the masks of a step's positions: for each request, in this order, one for each of
-        its drafts and one for the token behind them."""
+        its drafts and one for the token behind them. A diffusion model samples no such token where
+        it has others."""
         ids_of: dict[str, list[str]] = {}
         for request_id in structured_output_request_ids:
             ids_of.setdefault(_backend(requests[request_id]), []).append(request_id)
@@ -63,9 +64,12 @@ class StructuredOutputs(StructuredOutputManager):
         merged = np.full(shape, -1, np.int32)
         places = iter(merged)
         rows = {backend: iter(mask) for backend, mask in masks.items()}
+        is_diffusion = self.vllm_config.model_config.is_diffusion
         for request_id in structured_output_request_ids:
             of_request = rows[_backend(requests[request_id])]
-            for _ in range(1 + len(scheduled_spec_decode_tokens.get(request_id, ()))):
+            num_drafts = len(scheduled_spec_decode_tokens.get(request_id, ()))
+            has_next = not (is_diffusion and num_drafts)
+            for _ in range(num_drafts + has_next):
                 row = next(of_request)
                 next(places)[: len(row)] = row
         return merged
