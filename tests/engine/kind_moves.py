@@ -7,7 +7,7 @@ All functions run in the cores' process.
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -30,6 +30,7 @@ class Asked:
         is_drawn: whether it is the latter.
         schema: of JSON, which its outputs follow; it then has a `special_prompt`, and comes through
             vLLM's checks as it does in a front end.
+        sampling: further settings of vLLM's `SamplingParams`.
     """
 
     prompt_tokens: int
@@ -37,6 +38,7 @@ class Asked:
     seed: int | None = None
     is_drawn: bool = False
     schema: str | None = None
+    sampling: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -307,6 +309,7 @@ def _wire(core: Any, name: str, asked: Asked, max_tokens: int = NUM_OUTPUTS) -> 
         structured_outputs=None
         if asked.schema is None
         else StructuredOutputsParams(json=asked.schema),
+        **asked.sampling,
     )
     token_ids = prompt_of(asked.prompt_tokens)
     if asked.special_prompt is not None:

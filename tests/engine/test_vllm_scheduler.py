@@ -46,9 +46,10 @@ def with_scheduler(
     prefix_caching: bool = False,
     log_stats: bool = False,
     end_of_thinking: Sequence[int] = (),
+    has_drafts: bool = False,
 ) -> Any:
     """The core with a scheduler of Sterna's that has seen no request."""
-    from vllm.config import ReasoningConfig
+    from vllm.config import ReasoningConfig, SpeculativeConfig
 
     from sterna.engine.vllm.scheduler import MigratingScheduler
 
@@ -60,6 +61,13 @@ def with_scheduler(
     if end_of_thinking:
         config.reasoning_config = ReasoningConfig()
         config.reasoning_config._reasoning_end_token_ids = list(end_of_thinking)
+    if has_drafts:
+        config.speculative_config = SpeculativeConfig(
+            method="ngram",
+            num_speculative_tokens=1,
+            target_model_config=config.model_config,
+            target_parallel_config=config.parallel_config,
+        )
     core.scheduler = MigratingScheduler(
         vllm_config=config,
         kv_cache_config=core.scheduler.kv_cache_config,
@@ -380,12 +388,15 @@ def test_a_kv_connector_is_told_of_a_request_that_comes_with_a_history(vllm_core
     finish(vllm_core)
 
 
-@pytest.mark.parametrize(("end", "is_movable"), [([7], True), ([5, 6, 7], False)])
-def test_a_request_whose_thinking_ends_by_several_tokens_stays(
-    vllm_core: Any, end: Sequence[int], is_movable: bool
+@pytest.mark.parametrize(
+    ("end", "has_drafts", "is_movable"),
+    [([7], True, True), ([5, 6, 7], False, True), ([5, 6, 7], True, False)],
+)
+def test_a_request_whose_thinking_ends_by_several_tokens_stays_where_there_are_drafts(
+    vllm_core: Any, end: Sequence[int], has_drafts: bool, is_movable: bool
 ) -> None:
-    """A worker keeps the place within them, and would say the first ones again after a move."""
-    core = with_scheduler(vllm_core, end_of_thinking=end)
+    """Another worker would say them again, in part or in the answer."""
+    core = with_scheduler(vllm_core, end_of_thinking=end, has_drafts=has_drafts)
     add(core, "thinks", 20, thinking_budget=4)
     add(core, "answers", 20)
     step(core)
@@ -394,7 +405,7 @@ def test_a_request_whose_thinking_ends_by_several_tokens_stays(
     assert (thinks.immovable is None) is is_movable
     if not is_movable:
         assert thinks.immovable is Immovable.UNSUPPORTED_REQUEST_FEATURE
-        assert thinks.unsupported == "a thinking budget that ends by several tokens"
+        assert thinks.unsupported == "a thinking budget that ends by several tokens, beside drafts"
     assert views[RequestId("answers")].immovable is None
     finish(core)
 

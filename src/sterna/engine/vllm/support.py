@@ -99,11 +99,12 @@ def unknown_managers(kv_cache_config: Any) -> list[str]:
 
 
 def ends_thinking_by_phrase(vllm_config: Any) -> bool:
-    """Whether a thinking budget ends by several tokens, and the place within them is in no request:
-    V1 workers keep it with a row of the batch, and a new row begins with the first one again."""
+    """Whether a thinking budget ends by several tokens whose place depends on the drafts so far: V1
+    workers count by steps, and an end that is not where they count it is said again."""
     reasoning = vllm_config.reasoning_config
     token_ids = None if reasoning is None else reasoning.reasoning_end_token_ids
-    return not vllm_config.use_v2_model_runner and len(token_ids or ()) > 1
+    has_drafts = vllm_config.speculative_config is not None
+    return not vllm_config.use_v2_model_runner and has_drafts and len(token_ids or ()) > 1
 
 
 def immovable_request_feature(request: Request, *, ends_by_phrase: bool) -> str | None:
@@ -114,7 +115,7 @@ def immovable_request_feature(request: Request, *, ends_by_phrase: bool) -> str 
     """
     sampling = request.sampling_params
     if ends_by_phrase and sampling is not None and sampling.thinking_token_budget is not None:
-        return "a thinking budget that ends by several tokens"
+        return "a thinking budget that ends by several tokens, beside drafts"
     if request.lora_request is not None and request.lora_request.load_inplace:
         # Its weights change under the same number.
         return "a LoRA adapter with load_inplace"

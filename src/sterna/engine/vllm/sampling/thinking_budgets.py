@@ -4,7 +4,7 @@ vLLM counts the tokens of a section of thoughts step by step. The count is kept 
 batch, and begins again when a request gets a new row: after a move, the death of an engine, a
 preemption, or a step that it missed. vLLM then looks at all outputs at once, and takes the last
 start and the last end among them for those of one section. Here they are counted one by one, as
-they came without drafts. Of an end of several tokens, the place within it is lost all the same.
+they came without drafts.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -35,9 +35,9 @@ def count_earlier_outputs(model_runner: "V1Runner") -> None:
 def _count(holder: "ThinkingBudgetStateHolder", state: dict[str, Any]) -> None:
     """Bring the new state of a request to where it was before the request's next step.
 
-    Of the steps so far, those beside a start or an end are repeated: at an end also the one before,
-    in which the budget may have run out. The others change only counts, which vLLM takes from the
-    number of outputs when they matter.
+    Of the steps so far, those beside a start or an end are repeated: of an end that was forced all
+    from the one in which the budget ran out. The last one may be cut off. The other steps change
+    only counts, which vLLM takes from the number of outputs when they matter.
     """
     outputs: list[int] = state["output_tok_ids"]
     start, end = holder.think_start_token_ids, holder.think_end_token_ids
@@ -47,7 +47,9 @@ def _count(holder: "ThinkingBudgetStateHolder", state: dict[str, Any]) -> None:
 
     for num_outputs in range(len(outputs)):
         if state["start_thinking"] != -1:
-            matters = is_behind(end, num_outputs) or is_behind(end, num_outputs + 1)
+            next_outputs = outputs[num_outputs : num_outputs + len(end)]
+            begins_end = next_outputs == end[: len(next_outputs)]
+            matters = state["in_end"] or begins_end or is_behind(end, num_outputs)
         else:
             # A further end outside a section changes nothing, and would be searched for again.
             is_first_end = state["end_thinking"] == -1 and is_behind(end, num_outputs)
