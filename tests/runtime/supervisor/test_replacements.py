@@ -18,7 +18,7 @@ from sterna.runtime.supervisor import instance_actors, services, shell, watch
 from sterna.runtime.supervisor.instance_actors import InstanceActors
 from sterna.runtime.supervisor.recovery import FRONTEND, SCHEDULER, FoundMembers
 from sterna.runtime.supervisor.shell import Supervisor
-from sterna.supervisor.core import HostedInstance, SupervisorState
+from sterna.supervisor.core import HostedInstance, SupervisorCore, SupervisorState
 from sterna.supervisor.failure_detector import ProcessIdentity
 from sterna.supervisor.fleet import Fleet
 from sterna.types import InstanceId
@@ -184,23 +184,62 @@ def test_the_members_know_the_instances_whose_weights_were_updated(
         successor = successor_over(instances, monkeypatch)
         announced: list[list[bool]] = []
 
-        def note() -> None:
-            formats = [each.kv_format for each in successor._instances.hosted().values()]
+        def note(
+            _: SupervisorCore, hosted: dict[InstanceId, HostedInstance], *__: object
+        ) -> list[object]:
+            formats = [each.kv_format for each in hosted.values()]
             announced.append([each == formats[0] for each in formats])
+            return []
 
         await successor.take_over(ON_GPU, PackedArgs(b"args", b"args"), None)
-        monkeypatch.setattr(successor, "_announce", note)
+        monkeypatch.setattr(SupervisorCore, "announce", note)
         # Those that come in half a second are announced together.
         for updates in ((("i0", "a"), ("i1", "a")), (("i1", "a"),), (("i0", "b"),)):
             for member, weight_updates in updates:
                 beat = Heartbeat(member, 0, is_busy=False, weight_updates=weight_updates)
                 successor._on_message(beat, [])
             successor._on_message(Heartbeat("scheduler", 0, is_busy=False), [])
-            if (timer := successor._weights_timer) is not None:
+            if (timer := successor._announcement) is not None:
                 assert timer.when() <= asyncio.get_running_loop().time() + shell.WEIGHTS_DELAY_S
                 timer.cancel()
-                successor._announce_weights()
+                successor._announce_now()
         await successor.close()
         assert announced == [[True, True, False], [True, False, False]]
+
+    asyncio.run(scenario())
+
+
+def test_what_changes_while_a_long_announcement_is_rested_from_is_announced_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As when a thousand instances come up one after the other."""
+    clock_s = 100.0
+    monkeypatch.setattr(shell, "_now_s", lambda: clock_s)
+
+    async def scenario() -> None:
+        nonlocal clock_s
+        successor = successor_over(Instances(2), monkeypatch)
+        await successor.take_over(ON_GPU, PackedArgs(b"args", b"args"), None)
+        announced: list[float] = []
+
+        def take_long(*_: object) -> list[object]:
+            nonlocal clock_s
+            announced.append(clock_s)
+            clock_s += duration_s
+            return []
+
+        monkeypatch.setattr(SupervisorCore, "announce", take_long)
+        duration_s = 0.01
+        successor._announce()
+        successor._announce()
+        assert announced == pytest.approx([100.0, 100.01])
+        duration_s = 0.5
+        for _ in range(3):
+            successor._announce()
+        assert announced[2:] == pytest.approx([100.02])
+        assert successor._announcement is not None
+        # By hand: it ended at 100.52, and four times as long is left to all else.
+        assert successor._announcement.when() == pytest.approx(102.52)
+        await successor.close()
 
     asyncio.run(scenario())

@@ -6,6 +6,7 @@ are replaced whenever one dies.
 
 import asyncio
 import logging
+import math
 from collections.abc import Iterable
 
 import ray
@@ -54,6 +55,11 @@ RECOVERY_S = 3.0
 """Delay of the replacement of a dead instance if engines compute on the CPU: its start would take
 the cores on which other instances compute the KV cache of its streams again."""
 
+LONG_ANNOUNCEMENT_S, ANNOUNCEMENT_PAUSES = 0.02, 4
+"""An announcement that takes longer is followed by a pause of as many times its duration, and what
+changes meanwhile is announced together: with a thousand instances one takes 0.2 seconds, and each
+of them is announced when it is up."""
+
 WEIGHTS_DELAY_S = 0.5
 """Time after which the members are told that an instance's weights were updated. Meanwhile the
 others say so of theirs: each tells it with its next heartbeat."""
@@ -85,7 +91,8 @@ class Supervisor:
         self._tasks = Tasks()
         self._services = Services(environment, metrics_folder, self._tasks, self._announce)
         self._timer: asyncio.TimerHandle | None = None
-        self._weights_timer: asyncio.TimerHandle | None = None
+        self._announcement: asyncio.TimerHandle | None = None
+        self._announces_from_s = -math.inf
         self._is_closing = False
         if not is_successor:
             self._services.begin_imports()
@@ -204,7 +211,7 @@ class Supervisor:
     async def close(self) -> None:
         """Stop front ends first, then instances, then the scheduler."""
         self._is_closing = True
-        for timer in (self._timer, self._weights_timer):
+        for timer in (self._timer, self._announcement):
             if timer is not None:
                 timer.cancel()
         self._tasks.cancel()
@@ -219,10 +226,8 @@ class Supervisor:
             instance_id = InstanceId(message.member)
             if self._watch.on_heartbeat(message):
                 self._answer(instance_id, message.asked_s)
-            is_news = self._instances.on_weights(instance_id, message.weight_updates)
-            if is_news and self._weights_timer is None and not self._is_closing:
-                loop = asyncio.get_running_loop()
-                self._weights_timer = loop.call_later(WEIGHTS_DELAY_S, self._announce_weights)
+            if self._instances.on_weights(instance_id, message.weight_updates):
+                self._announce(WEIGHTS_DELAY_S)
             return
         self._carry_out(self._core.on_message(message, _now_s()))
 
@@ -346,12 +351,23 @@ class Supervisor:
 
     # ----------------------------------------------------------------------------- membership
 
-    def _announce_weights(self) -> None:
-        self._weights_timer = None
-        self._announce()
+    def _announce(self, delay_s: float = 0.0) -> None:
+        """Send the membership to all members, by this time unless they are very many."""
+        now_s = _now_s()
+        due_s = max(now_s + delay_s, self._announces_from_s)
+        if self._announcement is not None:
+            if self._announcement.when() <= due_s:
+                return
+            self._announcement.cancel()
+        if due_s > now_s and not self._is_closing:
+            loop = asyncio.get_running_loop()
+            self._announcement = loop.call_at(due_s, self._announce_now)
+        else:
+            self._announce_now()
 
-    def _announce(self) -> None:
-        """Send the membership to all members."""
+    def _announce_now(self) -> None:
+        self._announcement = None
+        began_s = _now_s()
         others = self._services.others()
         for effect in self._core.announce(self._instances.hosted(), others, self._mailbox.address):
             match effect:
@@ -359,6 +375,9 @@ class Supervisor:
                     self._mailbox.send(address, message)
                 case KeepOnly(addresses):
                     self._mailbox.keep_only(set(addresses))
+        ended_s = _now_s()
+        if ended_s - began_s > LONG_ANNOUNCEMENT_S:
+            self._announces_from_s = ended_s + ANNOUNCEMENT_PAUSES * (ended_s - began_s)
 
 
 def _now_s() -> float:
