@@ -44,6 +44,9 @@ def users_folder(name: str, parent: Path | None = None) -> Path:
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         raise PermissionError(f"{folder} belongs to another user")
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        # As Ray makes it where this machine joined another server before.
+        folder.chmod(0o700)
     return folder
 
 

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 
 from sterna.errors import ConfigurationError
 from sterna.runtime.home import launch
@@ -53,6 +54,7 @@ class BusyRay:
 
     def init(self, **options: Any) -> None:
         self.folder = options["_temp_dir"]
+        self.entrypoint = ray._private.utils.get_entrypoint_name()
         self.processes.append(subprocess.Popen(SLEEPS))
         if len(self.processes) <= self.num_slow:
             raise ConnectionError("Ray's processes do not come up")
@@ -92,6 +94,16 @@ def test_what_was_begun_before_ray_is_spared_where_ray_is_begun_again(
     assert not spared & {each.pid for each in busy_ray.processes}
 
 
+def test_ray_does_not_get_the_command_line_with_its_keys(
+    busy_ray: BusyRay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would tell it to every node of the cluster, and write it to the GCS's files."""
+    of_process = ray._private.utils.get_entrypoint_name()
+    start_ray(Stop(), Reaper(), Gcs())  # type: ignore[arg-type]
+    assert busy_ray.entrypoint == "sterna serve"
+    assert ray._private.utils.get_entrypoint_name() == of_process
+
+
 def test_rays_files_are_in_a_folder_that_no_other_user_may_enter(
     busy_ray: BusyRay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,6 +114,10 @@ def test_rays_files_are_in_a_folder_that_no_other_user_may_enter(
         start_ray(Stop(), Reaper(), Gcs())  # type: ignore[arg-type]
         parent = Path(busy_ray.folder).parent
         assert parent.parent == Path(own)
+        assert stat.S_IMODE(parent.stat().st_mode) == 0o700
+        # As Ray makes it where the machine joined another server before.
+        parent.chmod(0o755)
+        start_ray(Stop(), Reaper(), Gcs())  # type: ignore[arg-type]
         assert stat.S_IMODE(parent.stat().st_mode) == 0o700
         # As another user could have made it before.
         parent.rmdir()

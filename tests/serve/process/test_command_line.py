@@ -451,3 +451,13 @@ def test_a_command_that_reaches_another_server_says_so_in_one_line(
         assert main(["instances", "--url", url]) == 1
         other.shutdown()
     assert f"no Sterna server answers at {url} (" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_the_groups_of_an_engine_listen_on_this_machine_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Gloo would listen on the address of the machine's name; what the user has set holds."""
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    assert engine_environment()["GLOO_SOCKET_IFNAME"] == "lo"
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth1")
+    assert engine_environment()["GLOO_SOCKET_IFNAME"] == "eth1"

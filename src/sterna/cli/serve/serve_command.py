@@ -57,6 +57,9 @@ def engine_environment() -> dict[str, str]:
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", VLLM_LOG_LEVEL),
         "VLLM_LOGGING_STREAM": os.environ.get("VLLM_LOGGING_STREAM", "ext://sys.stderr"),
         "VLLM_NO_USAGE_STATS": "1",
+        # An engine's ranks are on one machine. Gloo asks callers for nothing, and would listen on
+        # the address of the machine's name.
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
         **library_environment(os.environ),
     }
     if is_cpu_build():

@@ -12,9 +12,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -310,7 +310,7 @@ def start_ray(stop: Stop, reaper: Reaper, gcs: Gcs, host: str | None = None) -> 
     for attempt in range(1, NUM_RAY_STARTS + 1):
         gcs.prepare()
         try:
-            with reaper.noting():
+            with reaper.noting(), _nameless():
                 ray.init(
                     # A Ray of its own, even if another one runs on this machine.
                     address="local",
@@ -334,6 +334,18 @@ def start_ray(stop: Stop, reaper: Reaper, gcs: Gcs, host: str | None = None) -> 
                 ) from error
             logger.warning("Ray came up too slowly, trying again reason=%s", error)
             reaper.reap_now(spared=before)
+
+
+@contextmanager
+def _nameless() -> Iterator[None]:
+    """Keep Ray from telling this process's command line, with the keys on it, to every node as the
+    name of its job, and from writing it to the GCS's files."""
+    of_command_line = ray._private.utils.get_entrypoint_name
+    ray._private.utils.get_entrypoint_name = lambda: "sterna serve"
+    try:
+        yield
+    finally:
+        ray._private.utils.get_entrypoint_name = of_command_line
 
 
 def _ray_folder() -> str | None:
