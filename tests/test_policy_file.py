@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -247,14 +248,15 @@ def example(folder: Path) -> Path:
 def test_the_pages_example_is_short_and_simulates(tmp_path: Path) -> None:
     path = example(tmp_path)
     assert len(path.read_text().splitlines()) <= 20
+    text = PAGE.read_text("utf-8").replace("\\\n", " ")
+    (line,) = re.findall(r"^ {4}sterna (simulate .*NearestPrefix)$", text, re.MULTILINE)
     command = [
-        *(str(Path(sys.executable).with_name("sterna")), "simulate", "--json", "--seed", "1"),
-        *("--trace", "prompts:100-512-800-50", "--rate", "8", "--instances", "4"),
-        *("--profile", "rtx4090-llama-3.1-8b", "--set", "engine.prefix_caching=true"),
-        *("--policy", "llumnix", f"{path}:NearestPrefix", f"{path}:NearestPrefix:migrates=false"),
+        *(str(Path(sys.executable).with_name("sterna")), *shlex.split(line)),
+        *("nearest_prefix.py:NearestPrefix:migrates=false", "--json"),
     ]
-    found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    blind, nearest, bound = found
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=path.parent)
+    found = json.loads(done.stdout)
+    blind, nearest, bound = found[0], found[3], found[6]
     assert nearest["prefix_reuse"] > blind["prefix_reuse"]
     assert nearest["settings"]["policy"]["own"] == "NearestPrefix"
     assert bound["settings"]["policy"]["migrates"] is False

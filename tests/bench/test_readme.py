@@ -243,3 +243,8 @@ def test_the_simulators_errors_are_those_that_were_found() -> None:
         f"{lowest:.2f} to {highest:.2f} times what it was (geometric means over the rounds of each "
         "policy and case). |"
     ) in row("What the simulator predicts")
+    page = " ".join((ROOT / "docs" / "simulation.md").read_text("utf-8").split())
+    assert (
+        f"mean request latencies were predicted within {math.ceil(100 * most)} %, mean TTFT as "
+        f"{lowest:.2f} to {highest:.2f} times what it was."
+    ) in page
