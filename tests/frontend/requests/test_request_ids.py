@@ -9,6 +9,7 @@ CHAT = RequestId("chatcmpl-tern-9f86d081")
 CHOICES = [RequestId("0_chatcmpl-gull-0a1b2c3d"), RequestId("1_chatcmpl-gull-0a1b2c3d")]
 PROMPTS = [RequestId("cmpl-skua-0-11111111"), RequestId("cmpl-skua-1-22222222")]
 ALL = [CHAT, *CHOICES, *PROMPTS]
+DIGITS = "0123456789abcdef" * 2
 
 
 @pytest.mark.parametrize("name", ["tern", "chatcmpl-tern", "chatcmpl-tern-9f86d081"])
@@ -40,6 +41,21 @@ def test_one_prompt_of_a_batch_can_be_meant_alone(name: str):
         ("tern", "score-tern-3-9f86d081"),
         ("tern", "generate-tokens-tern-9f86d081"),
         ("generate-tokens-tern", "generate-tokens-tern-9f86d081"),
+        ("resp_abc", "resp_abc_0-9f86d081"),
+        ("abc", "resp_abc_12-9f86d081"),
+        ("resp_abc_12", "resp_abc_12-9f86d081"),
+        ("7_tern", "7_tern_0-9f86d081"),
+        ("chatcmpl-tern", "chatcmpl-tern_1-9f86d081"),
+        ("tern", "2_chatcmpl-tern_1-9f86d081"),
+        ("chatcmpl-tern", f"chatcmpl-tern-{DIGITS}-beam-3-9f86d081"),
+        ("tern", f"chatcmpl-tern-{DIGITS}-beam-3-9f86d081"),
+        ("tern", f"cmpl-tern-0-{DIGITS}-beam-3-9f86d081"),
+        ("cmpl-tern-0", f"cmpl-tern-0-{DIGITS}-beam-3-9f86d081"),
+        (f"chatcmpl-{DIGITS}", f"chatcmpl-{DIGITS}-{DIGITS}-beam-3-9f86d081"),
+        ("generative-scoring-tern", "generative-scoring-tern-1-9f86d081"),
+        ("tern", "generative-scoring-tern-1-9f86d081"),
+        ("decision-tern", "decision-tern-1-9f86d081"),
+        ("tern", "decision-tern-1-9f86d081"),
     ],
 )
 def test_answers_of_other_kinds_are_known_by_their_names(name: str, request_id: str):

@@ -7,6 +7,9 @@ vLLM derives from it one engine request for each prompt and each of `n` choices:
     response id      chatcmpl-tern                    cmpl-tern
     a prompt                                          cmpl-tern-0       (prompt 0 of a batch; other
                                                                         kinds have numbers as well)
+    a turn           resp_tern_0                                        (of a tool loop)
+    a conversation   chatcmpl-tern_0                                    (of a batch of chats)
+    a beam           chatcmpl-tern-DIGITS-beam-0      cmpl-tern-0-DIGITS-beam-0
     engine request   chatcmpl-tern-9f86d081           cmpl-tern-0-9f86d081
     of n choices     2_chatcmpl-tern-9f86d081         2_cmpl-tern-0-9f86d081
     sent again       chatcmpl-tern-9f86d081+1         (`attempts`: its instance died)
@@ -24,20 +27,25 @@ from sterna.types import RequestId
 _CHOICE = re.compile(r"^(\d+)_(?=chatcmpl-|cmpl-|generate-tokens-)")
 _RANDOM_SUFFIX = re.compile(r"-[0-9a-f]{8}$")
 _PROMPT_NUMBER = re.compile(r"-(?:\d+|prompt-\d+(?:-chunk-\d+)?)$")
-_OF_SEVERAL = ("cmpl-", "embd-", "pooling-", "classify-", "score-", "transcribe-", "translate-")
-"""Beginnings of the ids of responses for which vLLM numbers its engine requests."""
+_TURN = re.compile(r"_\d+$")
+_BEAM = re.compile(r"-[0-9a-f]{32}-beam-\d+$")
+_OF_SEVERAL = (
+    *("cmpl-", "embd-", "pooling-", "classify-", "score-", "transcribe-", "translate-"),
+    *("generative-scoring-", "decision-"),
+)
+"""Beginnings of the ids of responses for whose prompts vLLM numbers its engine requests."""
 _ATTEMPT = re.compile(r"(?<=-[0-9a-f]{8})" + re.escape(ATTEMPT_MARK) + r"\d+$")
-_KIND = re.compile(r"^(?:generate-tokens-|[a-z]+-|resp_)")
+_KIND = re.compile(r"^(?:generate-tokens-|generative-scoring-|[a-z]+-|resp_)")
 
 
 def names_of(request_id: RequestId) -> set[str]:
     """Return every name by which a client or operator may mean this engine request."""
     original = _ATTEMPT.sub("", request_id)
     parent = _CHOICE.sub("", original)
-    prompt = _RANDOM_SUFFIX.sub("", parent)
-    names = {request_id, original, parent, prompt}
-    if prompt.startswith(_OF_SEVERAL):
-        names.add(_PROMPT_NUMBER.sub("", prompt))
+    asked = _RANDOM_SUFFIX.sub("", parent)
+    prompt = _BEAM.sub("", asked)
+    number = _PROMPT_NUMBER if prompt.startswith(_OF_SEVERAL) else _TURN
+    names = {request_id, original, parent, asked, prompt, number.sub("", prompt)}
     names |= {_KIND.sub("", name) for name in names if name not in (request_id, original)}
     return {name for name in names if name}
 
