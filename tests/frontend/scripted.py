@@ -27,6 +27,7 @@ from sterna.messages.actors import (
     CallUtility,
     Dispatched,
     DispatchRequest,
+    FrontendMember,
     InstanceMember,
     ListInstances,
     ListRequests,
@@ -230,14 +231,19 @@ class ScriptedCluster:
         self.scheduler.target = self.i0.instance_id
         self._version = 0
 
-    def announce(self, *instances: ScriptedInstance, has_scheduler: bool = True) -> None:
+    def announce(
+        self,
+        *instances: ScriptedInstance,
+        frontends: Iterable[FrontendMember] = (),
+        has_scheduler: bool = True,
+    ) -> None:
         """Tell the front end that these live, and nobody else."""
         self._version += 1
         members = tuple(
             InstanceMember(each.instance_id, each.mailbox.address) for each in instances
         )
         scheduler = self.scheduler.mailbox.address if has_scheduler else None
-        self.i0.send(Membership(self._version, members, (), scheduler))
+        self.i0.send(Membership(self._version, members, tuple(frontends), scheduler))
 
     def close(self) -> None:
         for actor in (self.i0, self.i1, self.scheduler):

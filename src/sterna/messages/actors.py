@@ -534,6 +534,16 @@ class ListRecent(msgspec.Struct, frozen=True, tag=True):
     last_s: float
 
 
+class AbortNamed(msgspec.Struct, frozen=True, tag=True):
+    """Front end -> front end: abort the requests that vLLM's server calls so.
+
+    Attributes:
+        names: ids without what vLLM's client adds to them; None: all requests.
+    """
+
+    names: tuple[str, ...] | None
+
+
 class DrainInstance(msgspec.Struct, frozen=True, tag=True):
     """Front end -> supervisor: empty this instance, then end it; or let it serve again. Answer:
     AdminReply."""
@@ -680,6 +690,7 @@ WireMessage = (
     | ListInstances
     | DescribeHistory
     | ListRecent
+    | AbortNamed
     | DrainInstance
     | StartInstances
     | RestartInstances

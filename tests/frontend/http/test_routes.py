@@ -6,6 +6,7 @@ from sterna.frontend.http.routes import ROUTES, Access, AtShutdown, Route, route
 
 OPERATORS = Route(Access.OPERATORS)
 OPERATORS_ALWAYS = Route(Access.OPERATORS, at_shutdown=AtShutdown.ANSWERED)
+ABORT = Route(Access.OPERATORS, aborts_others=True)
 USERS = Route(Access.ANY_KEY)
 INFERENCE = Route(Access.ANY_KEY, is_inference=True)
 
@@ -21,7 +22,8 @@ INFERENCE = Route(Access.ANY_KEY, is_inference=True)
         ("/v1/chat/completions/render", USERS),
         ("/v2/load_lora_adapter", USERS),
         ("/v1/load_lora_adapter", OPERATORS),
-        ("/inference/v1/abort_requests", OPERATORS),
+        ("/inference/v1/abort_requests", ABORT),
+        ("/abort_requests", ABORT),
         ("/inference/v1/abort_requests\n", OPERATORS),
         ("/v1/load_lora_adapter\n", OPERATORS),
         ("/v1/chat/completions\n", OPERATORS),

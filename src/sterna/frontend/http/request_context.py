@@ -145,6 +145,12 @@ def is_taken_over() -> bool:
     return stream is not None and stream.is_taken_over
 
 
+def aborts_others() -> bool:
+    """Whether the request that is being answered aborts those of other callers."""
+    found = current().caller
+    return found is not None and found.route.aborts_others
+
+
 def notify_let_in() -> None:
     """Notify the stream of the request that is being answered, if it has one, that the request is
     let in: the stream is worth keeping."""

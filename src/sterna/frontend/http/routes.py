@@ -41,6 +41,7 @@ class Route:
         is_resumable: its streams are kept, and can be resumed (`--resumable-streams`).
         is_replicated: another front end keeps a record of such a stream. On other paths, events
             have or may have random ids, which would differ after a takeover.
+        aborts_others: it aborts requests of other callers, wherever they are.
     """
 
     access: Access = Access.OPERATORS
@@ -48,6 +49,7 @@ class Route:
     has_tiers: bool = False
     is_resumable: bool = False
     is_replicated: bool = False
+    aborts_others: bool = False
     at_shutdown: AtShutdown = AtShutdown.FINISHED
 
 
@@ -62,6 +64,7 @@ _COMPLETION = Route(
     Access.ANY_KEY, is_inference=True, has_tiers=True, is_resumable=True, is_replicated=True
 )
 _OPERATORS = Route(Access.OPERATORS)
+_ABORT = Route(Access.OPERATORS, aborts_others=True)
 
 ROUTES: Mapping[str, Route] = MappingProxyType(
     {
@@ -80,9 +83,11 @@ ROUTES: Mapping[str, Route] = MappingProxyType(
         "/tokenize": _USERS,
         "/detokenize": _USERS,
         "/tokenizer_info": _USERS,
+        # Of vLLM's development mode.
+        "/abort_requests": _ABORT,
         # Their prefix is that of inference, but they change the engines, or end requests of other
         # callers.
-        "/inference/v1/abort_requests": _OPERATORS,
+        "/inference/v1/abort_requests": _ABORT,
         "/v1/load_lora_adapter": _OPERATORS,
         "/v1/unload_lora_adapter": _OPERATORS,
         # Public, as in vLLM: probes, metrics, and the description of the API. They show no prompt,

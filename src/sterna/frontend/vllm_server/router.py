@@ -15,7 +15,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +53,7 @@ from sterna.frontend.vllm_server.utility_calls import Utilities
 from sterna.messages.actors import (
     HEARTBEAT_INTERVAL_S,
     MAX_FRAME_BYTES,
+    AbortNamed,
     AddRequest,
     AdminReply,
     ClusterStats,
@@ -84,6 +85,7 @@ if TYPE_CHECKING:
 
 SendToFrontend = Callable[[FrontendId, StreamMessage, Sequence[bytes]], bool]
 MakeExchange = Callable[[SendToFrontend, Callable[[list[bytes]], None]], "StreamExchange"]
+AbortHere = Callable[[tuple[str, ...] | None], Coroutine[Any, Any, None]]
 
 logger = logging.getLogger(__name__)
 
@@ -110,6 +112,7 @@ class Router:
     Attributes:
         streams: the exchange, if there is one.
         traces: gets the history of each request that has ended; None without OpenTelemetry.
+        abort_here: aborts requests of vLLM's client (`AbortNamed`); None while there is no client.
     """
 
     def __init__(
@@ -139,6 +142,7 @@ class Router:
         self._latencies = Latencies()
         self._histories = Histories()
         self.traces = traces
+        self.abort_here: AbortHere | None = None
         self._trace_headers: dict[RequestId, Mapping[str, str]] = {}
         self._engine_counts = EngineCounts()
         self.peers = Peers(mailbox)
@@ -152,7 +156,7 @@ class Router:
         self._core = FrontendCore(frontend_id, config, demand_of=self._memory.demand_tokens)
         self._metrics: FrontendMetrics | None = None
         self._utilities = Utilities(frontend_id, self.peers, config.utility_timeout_s)
-        self._utility_calls: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         # vLLM ends a pooling request in a different way from a generating one.
         self._pooling: set[RequestId] = set()
         # Requests with streamed input, each until its end mark or its abort has come.
@@ -175,6 +179,13 @@ class Router:
         for request_id in request_ids:
             self._latencies.forget(request_id)
             self._end_history(request_id, "aborted")
+
+    def abort_elsewhere(self, names: tuple[str, ...] | None) -> None:
+        """Have the other front ends abort their requests of these names; None: all requests."""
+        message = AbortNamed(names)
+        for each in self.peers.membership.frontends:
+            if each.frontend_id != self._frontend_id:
+                self.peers.send_to_frontend(each.frontend_id, message)
 
     @property
     def client_addresses(self) -> dict[str, str]:
@@ -206,7 +217,7 @@ class Router:
             self._timer.cancel()
         if self.streams is not None:
             self.streams.close()
-        for task in self._utility_calls:
+        for task in self._tasks:
             task.cancel()
         self._sockets.close()
 
@@ -221,9 +232,7 @@ class Router:
                 case EngineCoreRequestType.ABORT:
                     self._on_abort(msgspec.msgpack.decode(frames[0], type=list[RequestId]))
                 case EngineCoreRequestType.UTILITY:
-                    task = asyncio.create_task(self._answer_utility(pack_frames(frames)))
-                    self._utility_calls.add(task)
-                    task.add_done_callback(self._on_utility_answered)
+                    self._begin(self._answer_utility(pack_frames(frames)))
                 case other:
                     logger.error("unexpected message of vLLM's client kind=%s", other)
             await asyncio.sleep(0)
@@ -301,8 +310,14 @@ class Router:
     async def _answer_utility(self, payload: bytes) -> None:
         self._sockets.push(await self._utilities.answer(payload))
 
-    def _on_utility_answered(self, task: asyncio.Task[None]) -> None:
-        self._utility_calls.discard(task)
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do this in a task of its own, whose failure is the router's."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_done)
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._break(error)
 
@@ -323,6 +338,9 @@ class Router:
                 self.operators.on_reply(message)
             case MoveEnded():
                 self._histories.on_move_ended(message, _now_s())
+            case AbortNamed(names):
+                if self.abort_here is not None:
+                    self._begin(self.abort_here(names))
             case DescribeHistory() | ListRecent():
                 body = msgspec.json.encode(self._describe_here(message))
                 self._mailbox.send(message.reply_to, AdminReply(message.query_id, body))

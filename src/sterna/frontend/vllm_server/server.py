@@ -55,7 +55,7 @@ from sterna.frontend.http.api_keys import ApiKeys
 from sterna.frontend.http.door import build_door
 from sterna.frontend.http.overload import counted, reserved
 from sterna.frontend.http.queue_limit import MOST_OF_ONE, QueueLimit, TooManyAtOnceError
-from sterna.frontend.http.request_context import add_engine_request
+from sterna.frontend.http.request_context import aborts_others, add_engine_request
 from sterna.frontend.http.request_errors import raising_failures
 from sterna.frontend.http.service_tier import admitted_priority
 from sterna.frontend.http.shutdown_gate import Gate
@@ -112,6 +112,7 @@ class ClusterClient(AsyncLLM):  # type: ignore[misc]
         self._classes = classes
         self._is_emulated = is_emulated
         super().__init__(client_addresses=router.client_addresses, **of_vllm)
+        router.abort_here = self._abort_named
         if self.vllm_config.model_config.runner_type == "pooling":
             pass_on_reasons(self.output_processor)
         if router.streams is not None:
@@ -224,11 +225,28 @@ class ClusterClient(AsyncLLM):  # type: ignore[misc]
         return counted(self._queue, name, outputs, num_choices)
 
     async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
-        """See AsyncLLM, which does the same here but for the router: it must know these engine
-        requests before their abort reaches it, since those that end at a stop string are aborted
-        too, though not by this method."""
+        """See AsyncLLM. The routes that abort requests of other callers mean those of all front
+        ends."""
         names = (request_id,) if isinstance(request_id, str) else tuple(request_id)
-        request_ids = self.output_processor.abort_requests(names, internal)
+        await self._abort(names, is_internal=internal)
+        if aborts_others():
+            # By ids that only its own client knows, vLLM's server aborts all requests.
+            self._router.abort_elsewhere(None if internal else tuple(filter(_is_name, names)))
+
+    async def _abort_named(self, names: tuple[str, ...] | None) -> None:
+        """Carry out the abort of another front end: see `AbortNamed`."""
+        if names is None:
+            requests = self.output_processor
+            every = (*requests.request_states, *requests.parent_requests)
+            await self._abort(every, is_internal=True)
+        else:
+            await self._abort(names, is_internal=False)
+
+    async def _abort(self, names: tuple[str, ...], *, is_internal: bool) -> None:
+        """Abort requests as AsyncLLM does, but for the router: it must know these engine requests
+        before their abort reaches it, since those that end at a stop string are aborted too, though
+        not by this method."""
+        request_ids = self.output_processor.abort_requests(names, is_internal)
         self._router.on_clients_left(request_ids)
         await self.engine_core.abort_requests_async(request_ids)
 
@@ -557,11 +575,15 @@ def _http_config(
 
 def _check_name(name: str, parameter: str) -> None:
     """Raise VLLMValidationError where a client has chosen one that cannot be kept and shown."""
-    if len(name) > MAX_NAME or not name.isprintable():
+    if not _is_name(name):
         raise VLLMValidationError(
             f"{parameter} must have at most {MAX_NAME} characters, all of them printable",
             parameter=parameter,
         )
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and len(name) <= MAX_NAME and name.isprintable()
 
 
 def _check_hashes(prompt: Any) -> None:
