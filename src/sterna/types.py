@@ -151,6 +151,8 @@ class InstanceView:
         num_prefix_tokens: tokens of requests that were looked up in the prefix cache since the
             engine's start; 0 where they are not counted.
         num_prefix_hits: those of them that were in it.
+        external_counts: tokens that were looked up with the engine's KV connector since its start,
+            beyond the prefix cache, and those of them that it had.
         draft_counts: of speculative decoding since the engine's start: drafts, their tokens, and at
             each position in a draft those that were accepted. Empty: there is none.
         num_ended: the outputs that have ended here, by their lengths: from each of `OUTPUT_LENGTHS`
@@ -170,6 +172,7 @@ class InstanceView:
     num_slots: int | None = None
     num_prefix_tokens: int = 0
     num_prefix_hits: int = 0
+    external_counts: tuple[int, int] = (0, 0)
     draft_counts: tuple[int, ...] = ()
     num_ended: tuple[int, ...] = ()
 

@@ -80,6 +80,16 @@ def test_outputs_that_end_here_are_counted_by_length_and_those_that_leave_are_no
     assert {OUTPUT_LENGTHS[k]: num for k, num in enumerate(counts) if num} == {0: 1, 16: 1}
 
 
+def test_tokens_that_a_kv_connector_has_are_counted_since_the_start(vllm_core: Any) -> None:
+    from vllm.v1.metrics.stats import PrefixCacheStats
+
+    scheduler = with_scheduler(vllm_core, log_stats=True).scheduler
+    for num_tokens, num_hits in ((200, 96), (50, 32)):
+        scheduler.connector_prefix_cache_stats = PrefixCacheStats(queries=num_tokens, hits=num_hits)
+        scheduler.make_stats()
+    assert scheduler.view(InstanceId("i0"), False).external_counts == (250, 128)
+
+
 def test_tokens_that_the_prefix_cache_has_are_counted_once_a_request(tmp_path: Path) -> None:
     with tiny_core(tmp_path / "tiny", **SMALL, enable_prefix_caching=True) as vllm_core:
         core = with_scheduler(vllm_core, prefix_caching=True, log_stats=True)

@@ -17,7 +17,7 @@ from vllm.v1.engine import (
     EngineCoreRequest,
     FinishReason,
 )
-from vllm.v1.metrics.stats import PrefillStats
+from vllm.v1.metrics.stats import PrefillStats, PrefixCacheStats
 from vllm.v1.outputs import LogprobsLists
 from vllm.v1.serial_utils import MsgpackEncoder
 
@@ -172,12 +172,19 @@ def test_counts_of_drafts_become_vllms_statistics():
     """By hand: 9 drafts of 2 tokens, of which 7 and 4 were accepted. vLLM reads as many positions
     as it has counters for."""
     stats = ClusterStats(())
-    content = payload.encode_cluster_stats(stats, 0, 0, (9, 18, 7, 4))
+    content = payload.encode_cluster_stats(stats, draft_counts=(9, 18, 7, 4))
     drafts = payload.decode_outputs(content).scheduler_stats.spec_decoding_stats
     assert (drafts.num_drafts, drafts.num_draft_tokens, drafts.num_accepted_tokens) == (9, 18, 11)
     assert drafts.num_accepted_tokens_per_pos[:6] == [7, 4, 0, 0, 0, 0]
     content = payload.encode_cluster_stats(stats)
     assert payload.decode_outputs(content).scheduler_stats.spec_decoding_stats is None
+
+
+def test_counts_of_caches_become_vllms_statistics():
+    content = payload.encode_cluster_stats(ClusterStats(()), (200, 96), (104, 64))
+    stats = payload.decode_outputs(content).scheduler_stats
+    assert stats.prefix_cache_stats == PrefixCacheStats(queries=200, hits=96)
+    assert stats.connector_prefix_cache_stats == PrefixCacheStats(queries=104, hits=64)
 
 
 def test_merged_payloads_hold_the_same_outputs_in_the_same_order():

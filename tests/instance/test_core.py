@@ -116,16 +116,16 @@ def test_a_scheduler_is_told_the_load_as_soon_as_it_is_heard_of() -> None:
     assert told(4, "scheduler 1", 0.6) == ["scheduler 1"]
 
 
-def test_load_reports_have_the_counts_of_the_prefix_cache() -> None:
+def test_load_reports_have_the_counts_of_caches() -> None:
     under_test = core()
     under_test.on_message(structs.replace(membership(1, F0), scheduler="scheduler"), [], 0.0)
-    seen = replace(view(running(R, 64)), num_prefix_tokens=96, num_prefix_hits=64)
+    counts = {"num_prefix_tokens": 96, "num_prefix_hits": 64, "external_counts": (32, 16)}
 
-    effects = under_test.on_view(seen, 0.1)
+    effects = under_test.on_view(replace(view(running(R, 64)), **counts), 0.1)
 
     sent = [each.message for each in effects if isinstance(each, ToMailbox)]
     [reported] = [each for each in sent if isinstance(each, LoadReport)]
-    assert (reported.num_prefix_tokens, reported.num_prefix_hits) == (96, 64)
+    assert {name: getattr(reported, name) for name in counts} == counts
 
 
 def test_load_reports_have_the_memory_of_each_execution_priority() -> None:

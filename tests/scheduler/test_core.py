@@ -271,6 +271,8 @@ def test_every_front_end_is_told_all_loads() -> None:
         migrations=ended,
         num_sent_bytes=5_000,
         usage_by_priority=((Priority(1), 640),),
+        external_counts=(20, 10),
+        draft_counts=(9, 18, 7),
     )
     core.on_message(report_of_i1, 0.1)
     core.on_membership(membership(2, I0, I1, frontends=(F0, F1)), 0.2)
@@ -281,6 +283,8 @@ def test_every_front_end_is_told_all_loads() -> None:
             InstanceStats(
                 *(I1, 4, 3, 640, 1000, 72.0, 2, 5, 7, 8, 6, 90, 64, 0, 5_000, HIGH_RUNS),
                 usage_by_priority=((Priority(1), 640),),
+                external_counts=(20, 10),
+                draft_counts=(9, 18, 7),
             ),
         ),
         migrations=ended,

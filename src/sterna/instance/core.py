@@ -169,6 +169,7 @@ class InstanceCore:
         self._drained_s: dict[MigrationId, float] = {}
         self._num_committed = 0
         self._num_prefix_tokens = self._num_prefix_hits = self._num_sent_bytes = 0
+        self._external_counts = (0, 0)
         self._draft_counts: tuple[int, ...] = ()
         self._unreported: list[MigrationEnd] = []
         self._num_aborted = 0
@@ -450,6 +451,7 @@ class InstanceCore:
         """The state has changed, at the beginning of a step or between two."""
         self._num_prefix_tokens = view.num_prefix_tokens
         self._num_prefix_hits = view.num_prefix_hits
+        self._external_counts = view.external_counts
         self._draft_counts = view.draft_counts
         for dispatch_number in self._admissions.seen(view):
             self._llumlet.on_request_admitted(dispatch_number)
@@ -581,6 +583,7 @@ class InstanceCore:
             migrations=tuple(self._unreported),
             num_sent_bytes=self._num_sent_bytes,
             usage_by_priority=due.usage_by_priority,
+            external_counts=self._external_counts,
             draft_counts=self._draft_counts,
         )
         self._unreported.clear()

@@ -290,7 +290,7 @@ class LoadReport(msgspec.Struct, frozen=True, tag=True):
         num_aborted: those after which this instance kept the request.
         listed_in: version of the newest membership of which the instance knows that it is in it; 0:
             of none.
-        num_prefix_tokens, num_prefix_hits, draft_counts: see `InstanceView`.
+        num_prefix_tokens, num_prefix_hits, external_counts, draft_counts: see `InstanceView`.
         num_sent_bytes: of KV caches that this instance has sent to others since its start.
         migrations: those from this instance that have ended since its last report.
         usage_by_priority: memory of the running requests of each execution priority, as (priority,
@@ -306,6 +306,7 @@ class LoadReport(msgspec.Struct, frozen=True, tag=True):
     migrations: tuple[MigrationEnd, ...] = ()
     num_sent_bytes: int = 0
     usage_by_priority: tuple[tuple[Priority, int], ...] = ()
+    external_counts: tuple[int, int] = (0, 0)
     draft_counts: tuple[int, ...] = ()
 
 
@@ -448,6 +449,7 @@ class InstanceStats(msgspec.Struct, frozen=True, array_like=True):
     num_sent_bytes: int = 0
     num_by_priority: tuple[tuple[Priority, int], ...] = ()
     usage_by_priority: tuple[tuple[Priority, int], ...] = ()
+    external_counts: tuple[int, int] = (0, 0)
     draft_counts: tuple[int, ...] = ()
 
 

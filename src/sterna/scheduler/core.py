@@ -345,5 +345,6 @@ def _stats(report: LoadReport, freeness: float) -> InstanceStats:
         num_sent_bytes=report.num_sent_bytes,
         num_by_priority=load.num_by_priority,
         usage_by_priority=report.usage_by_priority,
+        external_counts=report.external_counts,
         draft_counts=report.draft_counts,
     )

@@ -608,7 +608,7 @@ def test_one_front_end_counts_for_all(run: Callable[..., None]) -> None:
     """The counters of all front ends are added up."""
 
     async def test(world: World) -> None:
-        async def counted(num_tokens: int, num_hits: int, *frontends: int) -> tuple[int, int]:
+        async def counted(num_tokens: int, num_hits: int, *frontends: int) -> list[int]:
             members = (FrontendMember(FrontendId(each), "tcp://127.0.0.1:1") for each in frontends)
             before = world.router.peers.membership
             world.router.on_membership(
@@ -618,18 +618,23 @@ def test_one_front_end_counts_for_all(run: Callable[..., None]) -> None:
                 *(InstanceId("i0"), 0, 0, 0, 1000, 0.0, 0, 0),
                 num_prefix_tokens=num_tokens,
                 num_prefix_hits=num_hits,
+                external_counts=(num_tokens // 2, num_hits // 2),
+                draft_counts=(num_tokens, num_hits),
             )
             ended = MigrationEnd("committed", 2, 0.01, "balance")
             world.cluster.scheduler.send(ClusterStats((stats,), migrations=(ended,)))
-            shown = (await world.client.receive()).scheduler_stats.prefix_cache_stats
-            return shown.queries, shown.hits
+            shown = (await world.client.receive()).scheduler_stats
+            caches = shown.prefix_cache_stats, shown.connector_prefix_cache_stats
+            counts = [count for each in caches for count in (each.queries, each.hits)]
+            drafts = shown.spec_decoding_stats
+            return counts + ([drafts.num_drafts, drafts.num_draft_tokens] if drafts else [])
 
         # A predecessor may have counted what is there at first.
-        assert await counted(96, 64, 7, 8) == (0, 0)
-        assert await counted(106, 70, 7, 8) == (10, 6)
-        assert await counted(196, 128, 6, 7) == (0, 0)
+        assert await counted(96, 64, 7, 8) == [0, 0, 0, 0, 0, 0]
+        assert await counted(106, 70, 7, 8) == [10, 6, 5, 3, 10, 6]
+        assert await counted(196, 128, 6, 7) == [0, 0, 0, 0]
         # The other one is gone: what it counted is not counted again.
-        assert await counted(200, 130, 7) == (4, 2)
+        assert await counted(200, 130, 7) == [4, 2, 2, 1, 4, 2]
         labels = {"outcome": "committed", "cause": "balance"}
         moved = REGISTRY.get_sample_value("sterna_migrations_total", labels)
         assert moved == 3

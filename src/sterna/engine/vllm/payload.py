@@ -219,15 +219,17 @@ def encode_span(
 
 def encode_cluster_stats(
     stats: ClusterStats,
-    num_prefix_tokens: int = 0,
-    num_prefix_hits: int = 0,
+    prefix_counts: Sequence[int] = (0, 0),
+    external_counts: Sequence[int] = (0, 0),
     draft_counts: Sequence[int] = (),
 ) -> bytes:
     """Return a payload by which vLLM's metrics show the sums over all instances.
 
     Args:
-        num_prefix_tokens, num_prefix_hits: added to vLLM's counters of the prefix cache.
-        draft_counts: added to those of speculative decoding (see `InstanceView`).
+        prefix_counts: tokens that were looked up in the prefix cache, and those that were found;
+            added to vLLM's counters.
+        external_counts, draft_counts: of a KV connector and of speculative decoding, as in
+            `InstanceView`; added to vLLM's counters as well.
     """
     total_tokens = sum(instance.total_tokens for instance in stats.instances)
     used_tokens = sum(instance.used_tokens for instance in stats.instances)
@@ -235,10 +237,15 @@ def encode_cluster_stats(
         num_running_reqs=sum(instance.num_running for instance in stats.instances),
         num_waiting_reqs=stats.num_waiting,
         kv_cache_usage=used_tokens / total_tokens if total_tokens else 0.0,
-        prefix_cache_stats=PrefixCacheStats(queries=num_prefix_tokens, hits=num_prefix_hits),
+        prefix_cache_stats=_cache_stats(*prefix_counts),
+        connector_prefix_cache_stats=_cache_stats(*external_counts),
         spec_decoding_stats=_draft_stats(*draft_counts) if draft_counts else None,
     )
     return encode_outputs(EngineCoreOutputs(scheduler_stats=scheduler_stats))
+
+
+def _cache_stats(num_tokens: int, num_hits: int) -> PrefixCacheStats:
+    return PrefixCacheStats(queries=num_tokens, hits=num_hits)
 
 
 def _draft_stats(num_drafts: int, num_tokens: int, *accepted: int) -> SpecDecodingStats:

@@ -75,7 +75,7 @@ class MigratingScheduler(Scheduler):
         groups: the KV cache groups.
         num_prefix_tokens: that were looked up in the prefix cache, where vLLM keeps statistics.
         num_prefix_hits: those of them that were found.
-        draft_counts: see `InstanceView`.
+        external_counts, draft_counts: see `InstanceView`.
         prefixes: those that move without a request.
         on_scheduled: called in this order when a step has been scheduled, before it is computed.
         cache_reports: tells of changes to the prefix cache; None unless `report_cache` was called.
@@ -108,6 +108,7 @@ class MigratingScheduler(Scheduler):
         self.num_preemptions = 0
         self.num_prefix_tokens = 0
         self.num_prefix_hits = 0
+        self.external_counts = (0, 0)
         self.draft_counts: tuple[int, ...] = ()
         self._ended = EndedOutputs()
         self._drained: dict[str, Request] = {}
@@ -173,12 +174,15 @@ class MigratingScheduler(Scheduler):
         return has_reserved or bool(self._drained_running()) or self.prefixes.are_kept
 
     def make_stats(self, *args: Any, **kwargs: Any) -> SchedulerStats | None:
-        """Return vLLM's statistics of a step, after what they say of the prefix cache and of drafts
-        is added to the sums since the start."""
+        """Return vLLM's statistics of a step, after what they say of the prefix cache, of a KV
+        connector and of drafts is added to the sums since the start."""
         stats = super().make_stats(*args, **kwargs)
         if stats is not None:
             self.num_prefix_tokens += stats.prefix_cache_stats.queries
             self.num_prefix_hits += stats.prefix_cache_stats.hits
+            if (external := stats.connector_prefix_cache_stats) is not None:
+                num_tokens, num_hits = self.external_counts
+                self.external_counts = num_tokens + external.queries, num_hits + external.hits
             if (drafts := stats.spec_decoding_stats) is not None:
                 accepted = drafts.num_accepted_tokens_per_pos
                 counts = (drafts.num_drafts, drafts.num_draft_tokens, *accepted)
@@ -248,6 +252,7 @@ class MigratingScheduler(Scheduler):
             num_slots=self._admission_limit - self._num_reserved_slots(),
             num_prefix_tokens=self.num_prefix_tokens,
             num_prefix_hits=self.num_prefix_hits,
+            external_counts=self.external_counts,
             draft_counts=self.draft_counts,
             num_ended=self._ended.counts,
         )

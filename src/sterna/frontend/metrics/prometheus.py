@@ -196,15 +196,17 @@ class EngineCounts:
 
     def take(self, instances: Iterable[InstanceStats]) -> tuple[int, ...]:
         """Return what all engines have counted since the last call: the tokens that were looked up
-        in prefix caches, those that were found, and the `draft_counts` of `InstanceView`.
+        in prefix caches, those that were found, and the `external_counts` and `draft_counts` of
+        `InstanceView`.
 
         The first instances are a beginning: a predecessor may have counted what they have. Smaller
         counts than the last are those of a new engine. An instance that is missing, because a new
         scheduler has not heard of it yet, is remembered.
         """
-        grown: tuple[int, ...] = 0, 0
+        grown: tuple[int, ...] = 0, 0, 0, 0
         for each in instances:
-            now = each.num_prefix_tokens, each.num_prefix_hits, *each.draft_counts
+            prefix = each.num_prefix_tokens, each.num_prefix_hits
+            now = *prefix, *each.external_counts, *each.draft_counts
             before = self._counts.get(each.instance_id, () if self._has_begun else now)
             growth = _summed(now, [-count for count in before])
             grown = _summed(grown, now if min(growth) < 0 else growth)

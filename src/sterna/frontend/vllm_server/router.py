@@ -413,9 +413,8 @@ class Router:
             metrics.count_migrations(stats.migrations)
             metrics.count_scaling(stats.num_scaled_up, stats.num_scaled_down)
         else:
-            counted = 0, 0
-        num_prefix_tokens, num_prefix_hits, *drafts = counted
-        self._sockets.push(encode_cluster_stats(stats, num_prefix_tokens, num_prefix_hits, drafts))
+            counted = 0, 0, 0, 0
+        self._sockets.push(encode_cluster_stats(stats, counted[:2], counted[2:4], counted[4:]))
         self._queue.on_queuing(stats.num_waiting, _now_s())
 
     def on_membership(self, membership: Membership) -> None:
