@@ -116,6 +116,18 @@ def config_file(tmp_path: Path) -> Callable[[str], str]:
         (["--uds", "/tmp/socket"], "--uds is not supported; use --host and --port"),
         (["--scheduler-cls", "a.B"], "--scheduler-cls: Sterna brings its own scheduler class"),
         (["--worker-extension-cls", "a.B"], "--worker-extension-cls: Sterna brings its own"),
+        (
+            ["--kv-events-config", '{"enable_kv_cache_events": true}'],
+            "--kv-events-config: each instance would bind tcp://*:5557, which only one can; give",
+        ),
+        (
+            [
+                *("--kv-events-config.enable_kv_cache_events", "true"),
+                *("--kv-events-config.endpoint", "ipc:///tmp/events"),
+                *("--kv-events-config.replay_endpoint", "tcp://*:5558"),
+            ],
+            "each instance would bind ipc:///tmp/events and tcp://*:5558, which only one can",
+        ),
         (["--instances", "500"], "500 instances need about "),
         (["--max-instances", "500"], "lower --max-instances or --kv-cache-memory-bytes"),
         (["--kv-cache-memory-bytes", "9000g"], "2 instances need about "),
@@ -143,6 +155,20 @@ def test_adapters_are_loaded_at_run_time_by_one_front_end_only(refusal, monkeypa
 def test_responses_are_stored_by_one_front_end_only(refusal, monkeypatch):
     monkeypatch.setenv("VLLM_ENABLE_RESPONSES_API_STORE", "1")
     assert "--frontends 2: with VLLM_ENABLE_RESPONSES_API_STORE" in refusal("--frontends", "2")
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        {"enable_kv_cache_events": False},
+        {"enable_kv_cache_events": True, "publisher": "null"},
+        {"enable_kv_cache_events": True, "endpoint": "tcp://127.0.0.1:5557"},
+        {"enable_kv_cache_events": True, "endpoint": "tcp://*:0", "replay_endpoint": "tcp://*:0"},
+    ],
+)
+def test_events_that_bind_no_port_of_their_own_are_not_refused(events: dict[str, object]):
+    args = parse(["serve", "--kv-events-config", json.dumps(events)])
+    assert args.kv_events_config.enable_kv_cache_events is events["enable_kv_cache_events"]
 
 
 def test_a_folder_without_a_model_is_refused(refusal, tmp_path: Path):

@@ -100,7 +100,11 @@ def _refuse_unsupported(args: Namespace) -> None:
         raise ConfigurationError(
             f"--api-server-count {args.api_server_count}: use --frontends {args.api_server_count}"
         )
-    from sterna.engine.vllm.arguments import loads_adapters_at_run_time, stores_responses
+    from sterna.engine.vllm.arguments import (
+        bound_event_endpoints,
+        loads_adapters_at_run_time,
+        stores_responses,
+    )
 
     if args.frontends > 1 and stores_responses():
         raise ConfigurationError(
@@ -120,6 +124,12 @@ def _refuse_unsupported(args: Namespace) -> None:
                 f"--{option.replace('_', '-')} with --frontends {args.frontends}: each front end "
                 "would count its own requests alone; use --max-queued-requests"
             )
+    if endpoints := bound_event_endpoints(args):
+        raise ConfigurationError(
+            f"--kv-events-config: each instance would bind {' and '.join(endpoints)}, which only "
+            'one can; give "endpoint" the address of the subscriber (tcp://HOST:PORT), to which '
+            'they connect, and leave "replay_endpoint" out'
+        )
     for option in ("headless", "grpc"):
         if getattr(args, option, False):
             raise ConfigurationError(f"--{option} is not supported; leave it out")

@@ -366,6 +366,18 @@ def stores_responses() -> bool:
     return bool(envs.VLLM_ENABLE_RESPONSES_API_STORE)
 
 
+def bound_event_endpoints(args: argparse.Namespace) -> tuple[str, ...]:
+    """Return the endpoints of KV events that each instance would bind, of which one can: those with
+    a port or a path. vLLM connects to the address of a subscriber, and port 0 is any that is free.
+    """
+    events = args.kv_events_config
+    if events is None or not events.enable_kv_cache_events or events.publisher == "null":
+        return ()
+    is_bound = any(mark in events.endpoint for mark in ("*", "::", "ipc://"))
+    bound = (events.endpoint if is_bound else None, events.replay_endpoint)
+    return tuple(each for each in bound if each and each != "tcp://*:0")
+
+
 def leaves_memory_to_vllm(args: argparse.Namespace) -> bool:
     """Whether no option sets the memory of an instance."""
     default = EngineArgs.gpu_memory_utilization
