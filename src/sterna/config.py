@@ -623,7 +623,6 @@ class FrontendConfig:
             request goes on behind those that its client has, or fails.
         trial_timeout_s: requests that several instances may have died of go on one at a time; the
             next one waits for the one before for this time at most; for `CONTINUE`.
-        utility_timeout_s: a call of an engine's method fails after this time.
         admin_timeout_s: an operator's query to instances or scheduler fails after this time.
         shutdown_timeout_s: open connections are cut at this time after the order to stop.
         door: limits for its clients.
@@ -636,7 +635,6 @@ class FrontendConfig:
     owner_timeout_s: float = 1.0
     gap_timeout_s: float = 2.0
     trial_timeout_s: float = 10.0
-    utility_timeout_s: float = 300.0
     admin_timeout_s: float = 30.0
     shutdown_timeout_s: float = 3.0
     on_instance_failure: OnInstanceFailure = OnInstanceFailure.CONTINUE
@@ -651,7 +649,6 @@ class FrontendConfig:
             "owner_timeout_s",
             "gap_timeout_s",
             "trial_timeout_s",
-            "utility_timeout_s",
             "admin_timeout_s",
             "shutdown_timeout_s",
         ):

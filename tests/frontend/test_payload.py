@@ -153,9 +153,10 @@ def test_a_utility_call_of_vllms_client_can_be_read():
     assert call == payload.UtilityCall(0, 1 << 63, "reset_prefix_cache", (True, False))
 
 
-def test_a_utility_result_that_cannot_be_sent_becomes_a_failure():
+@pytest.mark.parametrize("result", [object(), "x" * 1000])
+def test_a_utility_result_that_cannot_be_sent_becomes_a_failure(result: object):
     output = payload.decode_outputs(
-        payload.encode_utility_result(5, result=object())
+        payload.encode_utility_result(5, result, max_bytes=1000)
     ).utility_output
     assert output.call_id == 5
     assert output.failure_message.startswith("the result cannot be sent")

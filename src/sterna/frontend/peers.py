@@ -101,9 +101,13 @@ class Peers:
 
 
 class Questions(Generic[Answer]):
-    """Questions and their answers, which are messages of their own, matched by number."""
+    """Questions and their answers, which are messages of their own, matched by number.
 
-    def __init__(self, timeout_s: float) -> None:
+    Args:
+        timeout_s: a question fails after this time; None for no limit.
+    """
+
+    def __init__(self, timeout_s: float | None) -> None:
         self._timeout_s = timeout_s
         # By question: the instance that was asked, or None; the name for errors; the answer.
         self._waiting: dict[int, tuple[InstanceId | None, str, asyncio.Future[Answer]]] = {}

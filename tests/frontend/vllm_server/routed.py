@@ -29,7 +29,6 @@ CONFIG = FrontendConfig(
     owner_retry_s=0.05,
     owner_timeout_s=0.05,
     gap_timeout_s=0.05,
-    utility_timeout_s=60.0,
 )
 
 

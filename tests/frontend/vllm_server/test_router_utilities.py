@@ -3,15 +3,26 @@
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("vllm")
 
+from vllm.v1.engine import UtilityOutput
+from vllm.v1.serial_utils import MsgpackEncoder
+
+from sterna.engine.payload_parts import pack_frames
+from sterna.engine.vllm.payload import decode_outputs, encode_utility_result
+from sterna.frontend.vllm_server.utility_calls import Utilities
 from sterna.messages.actors import CallUtility, Membership
+from tests.clocks import SkippingLoop, run_skipping, stands
+from tests.frontend.scripted import ME
 from tests.frontend.vllm_server.routed import World, in_worlds_of
 
 pytestmark = pytest.mark.vllm
+
+A_DAY_S = 86_400.0
 
 
 @pytest.fixture
@@ -120,9 +131,39 @@ def test_a_utility_call_on_an_instance_that_dies_is_answered_with_a_failure(run)
     run(test)
 
 
-def test_a_utility_call_that_is_not_answered_in_time_fails(run):
-    async def test(world: World) -> None:
-        output = await world.client.call("profile", True)
-        assert "did not answer within 0.05 s" in output.failure_message
+def test_a_utility_call_that_is_too_large_to_be_sent_is_answered_with_a_failure():
+    async def test() -> None:
+        peers = SimpleNamespace(instances=("i0",), send_to_instance=lambda *_: False)
+        output = await answered(Utilities(ME, peers))
+        assert "instance i0 cannot be sent the call of profile" in output.failure_message
 
-    run(test, utility_timeout_s=0.05)
+    asyncio.run(test())
+
+
+def test_a_utility_call_may_take_any_time():
+    """The end of a profile, or an update of weights, takes minutes; vLLM has no limit either."""
+    sent: asyncio.Queue[int] = asyncio.Queue()
+
+    def send(instance_id: str, message: CallUtility, frames: object) -> bool:
+        sent.put_nowait(message.call_id)
+        return True
+
+    async def test(loop: SkippingLoop) -> None:
+        utilities = Utilities(ME, SimpleNamespace(instances=("i0",), send_to_instance=send))
+        calling = asyncio.create_task(answered(utilities))
+        call_id = await sent.get()
+        loop.skipped_s += A_DAY_S
+        for _ in range(10):
+            await asyncio.sleep(0)
+        utilities.on_result(call_id, encode_utility_result(call_id, True))
+        output = await calling
+        assert (output.failure_message, output.result.result) == (None, True)
+
+    run_skipping(test, stands)
+
+
+async def answered(utilities: Utilities) -> UtilityOutput:
+    call = pack_frames(MsgpackEncoder().encode((0, 5, "profile", (False,))))
+    output = decode_outputs(await utilities.answer(call)).utility_output
+    assert output is not None
+    return output

@@ -44,7 +44,7 @@ from sterna.engine.payload_parts import (
     unpack_frames,
     with_later_events,
 )
-from sterna.messages.actors import ClusterStats, TokenSpan
+from sterna.messages.actors import MAX_FRAME_BYTES, ClusterStats, TokenSpan
 
 # vLLM's coders are not safe to share between threads, and building one costs ten times as much
 # as encoding a token.
@@ -285,19 +285,28 @@ def decode_utility_call(payload: Buffer) -> UtilityCall:
     return UtilityCall(client_index, call_id, method, tuple(args))
 
 
-def encode_utility_result(call_id: int, result: object = None, failure: str | None = None) -> bytes:
+def encode_utility_result(
+    call_id: int,
+    result: object = None,
+    failure: str | None = None,
+    max_bytes: int = MAX_FRAME_BYTES,
+) -> bytes:
     """Return the payload of a UtilityResult: the method's result, or why it failed.
 
-    A result that cannot be encoded becomes a failure that says so, because a call without an
-    answer would leave its client waiting forever.
+    A result that cannot be encoded, or has too many bytes to be sent, becomes a failure that says
+    so, because a call without an answer would leave its client waiting forever.
     """
     if failure is None:
         succeeded = UtilityOutput(call_id, result=UtilityResult(result))
         try:
-            return _encode(EngineCoreOutputs(utility_output=succeeded))
+            payload = _encode(EngineCoreOutputs(utility_output=succeeded))
         except Exception as error:
             # The result is any object, and may be encoded by code of its own.
             failure = f"the result cannot be sent: {error}"
+        else:
+            if len(payload) <= max_bytes:
+                return payload
+            failure = f"the result cannot be sent: it has {len(payload)} bytes"
     failed = UtilityOutput(call_id, failure_message=failure)
     return _encode(EngineCoreOutputs(utility_output=failed))
 

@@ -155,7 +155,7 @@ class Router:
             self.streams = make_exchange(self.peers.send_to_frontend, self._sockets.push_outputs)
         self._core = FrontendCore(frontend_id, config, demand_of=self._memory.demand_tokens)
         self._metrics: FrontendMetrics | None = None
-        self._utilities = Utilities(frontend_id, self.peers, config.utility_timeout_s)
+        self._utilities = Utilities(frontend_id, self.peers)
         self._tasks: set[asyncio.Task[None]] = set()
         # vLLM ends a pooling request in a different way from a generating one.
         self._pooling: set[RequestId] = set()

@@ -4,6 +4,8 @@ A call that changes or returns the state of an engine goes to every instance, an
 merged. A call that one instance is to carry out goes to one, and where only the answer counts, the
 first one does: an instance may be in a long step, or hang. Instances that join later do not get
 earlier calls: after updates of weights they exchange no KV with the others (`WeightUpdates`).
+
+As in vLLM, a call may take any time: it ends with its answer, or with its instance.
 """
 
 import asyncio
@@ -86,10 +88,10 @@ ALIKE = "get_supported_tasks"
 class Utilities:
     """Carries out one front end's utility calls."""
 
-    def __init__(self, frontend_id: FrontendId, peers: Peers, timeout_s: float) -> None:
+    def __init__(self, frontend_id: FrontendId, peers: Peers) -> None:
         self._frontend_id = frontend_id
         self._peers = peers
-        self._questions: Questions[bytes] = Questions(timeout_s)
+        self._questions: Questions[bytes] = Questions(None)
 
     async def answer(self, payload: bytes) -> bytes:
         """Return the outputs that answer the call; a failure is an answer too."""
@@ -142,7 +144,8 @@ class Utilities:
     async def _call_one(self, instance_id: InstanceId, method: str, payload: bytes) -> Any:
         def send(call_id: int) -> None:
             message = CallUtility(self._frontend_id, call_id, method)
-            self._peers.send_to_instance(instance_id, message, [payload])
+            if not self._peers.send_to_instance(instance_id, message, [payload]):
+                raise UtilityError(f"instance {instance_id} cannot be sent the call of {method}")
 
         output = decode_outputs(await self._questions.ask(instance_id, send)).utility_output
         if output.failure_message is not None:
