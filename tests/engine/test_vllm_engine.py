@@ -440,7 +440,7 @@ def test_kv_of_an_engine_whose_weights_were_updated_otherwise_is_not_adopted(
         call = msgspec.msgpack.encode((4, 7, *update))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(core, "collective_rpc", lambda method, timeout, args, kwargs: [None])
-            engine.call_utility(FrontendId(4), 7, update[0], call)
+            engine.call_utility(FrontendId(4), 7, update[0], call, 0)
         assert engine.activity().weight_updates not in ("", updated.label)
         assert await adopted(77, "") == other
         assert await adopted(77, engine.activity().weight_updates) == lacks_blocks
@@ -476,7 +476,7 @@ CALL = msgspec.msgpack.encode((4, 7, "ask", ()))
         ("release", (REQUEST,)),
         ("keep_prefix", (PREFIX,)),
         ("set_terminating", (True,)),
-        ("call_utility", (FrontendId(4), 7, "ask", CALL)),
+        ("call_utility", (FrontendId(4), 7, "ask", CALL, 0)),
     ],
 )
 def test_an_engine_that_cannot_do_what_nothing_waits_for_has_failed(
@@ -525,11 +525,11 @@ def test_a_utility_call_is_answered_whatever_its_result(result: Any, failure: st
             raise result
         return result
 
-    core: Any = SimpleNamespace(ask=ask)
+    core: Any = SimpleNamespace(ask=ask, place=0)
     core.call_utility = partial(HostedCore.call_utility, core)
 
     async def play(engine: Any, listener: Listener) -> bytes:
-        engine.call_utility(FrontendId(4), 7, "ask", CALL)
+        engine.call_utility(FrontendId(4), 7, "ask", CALL, 0)
         await asyncio.sleep(0)
         ((frontend_id, call_id, payload),) = listener.utility_results
         assert (frontend_id, call_id) == (FrontendId(4), 7)
@@ -544,6 +544,28 @@ def test_a_utility_call_is_answered_whatever_its_result(result: Any, failure: st
     else:
         assert output.failure_message is not None
         assert output.failure_message.startswith(failure)
+
+
+@pytest.mark.parametrize("place", [1, 0])
+def test_the_ranks_of_an_engine_are_numbered_by_its_place(vllm_core: Any, place: int) -> None:
+    """vLLM does so for the replicas of data parallelism. Without it, two instances were the same
+    rank of a trainer's group, and gave two checksums one name."""
+    from sterna.engine.vllm.payload import decode_outputs
+
+    method = "compute_weight_checksums"
+
+    async def play(engine: Any, listener: Listener) -> bytes:
+        call = msgspec.msgpack.encode((4, 7, method, ()))
+        engine.call_utility(FrontendId(4), 7, method, call, place)
+        await asyncio.sleep(0)
+        ((_, _, payload),) = listener.utility_results
+        return payload
+
+    output = decode_outputs(run_with_engine(vllm_core, play)).utility_output
+    assert output is not None
+    assert output.result is not None
+    (of_worker,) = output.result.result
+    assert {name.split(":")[0] for name in of_worker} == {f"dp{place}"}
 
 
 @pytest.mark.parametrize(

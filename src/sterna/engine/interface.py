@@ -161,9 +161,13 @@ class Engine(Protocol):
         """End requests whose clients have gone; unknown ones are ignored."""
 
     def call_utility(
-        self, frontend_id: FrontendId, call_id: int, method: str, payload: bytes
+        self, frontend_id: FrontendId, call_id: int, method: str, payload: bytes, place: int
     ) -> None:
-        """Call a method of the engine; the result comes through the listener."""
+        """Call a method of the engine; the result comes through the listener.
+
+        Args:
+            place: position of the engine among those that get the call, from 0.
+        """
 
     def keep_prefix(self, effect: KeepPrefix) -> None:
         """Carry out `KeepPrefix`. The other effects of migrations then take the prefix's id."""

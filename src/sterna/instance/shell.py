@@ -144,7 +144,9 @@ class Instance:
                 case AddToEngine(frontend_id, message, frames):
                     self._engine.add(frontend_id, frames[0], message.output_token_ids)
                 case CallEngine(call, payload):
-                    self._engine.call_utility(call.frontend_id, call.call_id, call.method, payload)
+                    self._engine.call_utility(
+                        call.frontend_id, call.call_id, call.method, payload, call.place
+                    )
                 case SetTerminating(is_terminating):
                     self._engine.set_terminating(is_terminating)
                 case FrontendGone(frontend_id):

@@ -122,11 +122,16 @@ class AbortRequests(msgspec.Struct, frozen=True, tag=True):
 
 
 class CallUtility(msgspec.Struct, frozen=True, tag=True):
-    """Front end -> instance: call a method of the engine. Payload: its arguments."""
+    """Front end -> instance: call a method of the engine. Payload: its arguments.
+
+    Attributes:
+        place: position of the instance among those that get the call, from 0.
+    """
 
     frontend_id: FrontendId
     call_id: int
     method: str
+    place: int = 0
 
 
 class TokenSpan(msgspec.Struct, frozen=True, array_like=True):

@@ -15,7 +15,7 @@ from vllm.v1.serial_utils import MsgpackEncoder
 from sterna.engine.payload_parts import pack_frames
 from sterna.engine.vllm.payload import decode_outputs, encode_utility_result
 from sterna.frontend.vllm_server.utility_calls import Utilities
-from sterna.messages.actors import CallUtility, Membership
+from sterna.messages.actors import CallUtility, Membership, UtilityResult
 from tests.clocks import SkippingLoop, run_skipping, stands
 from tests.frontend.scripted import ME
 from tests.frontend.vllm_server.routed import World, in_worlds_of
@@ -38,6 +38,26 @@ def test_a_utility_call_that_changes_state_reaches_every_instance(run):
         assert (await world.client.call("reset_prefix_cache", True, False)).result.result is True
         world.cluster.i1.utility_results["reset_prefix_cache"] = False
         assert (await world.client.call("reset_prefix_cache", True, False)).result.result is False
+
+    run(test)
+
+
+def test_each_instance_gets_its_place_among_those_that_are_called(run):
+    """Ranks of two instances would else be the same ones of a trainer's group, which never comes
+    together."""
+
+    async def test(world: World) -> None:
+        calling = asyncio.create_task(
+            world.client.call("collective_rpc", "init_weight_transfer_engine", None, (), {})
+        )
+        places = []
+        for each in (world.cluster.i0, world.cluster.i1):
+            message, _ = await each.get(CallUtility)
+            places.append(message.place)
+            result = encode_utility_result(message.call_id, [None])
+            each.send(UtilityResult(each.instance_id, message.call_id), [result])
+        assert (await calling).result.result == [None, None]
+        assert places == [0, 1]
 
     run(test)
 

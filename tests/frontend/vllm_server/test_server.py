@@ -5,20 +5,28 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
+from fastapi import FastAPI
 
 from bench.serving.ports import free_port
 
 pytest.importorskip("vllm")
 
+from vllm.entrypoints.rl.online.api_router import router as rl_routes
 from vllm.v1.engine import FinishReason
 from vllm.v1.outputs import LogprobsLists
 
 from sterna.engine.vllm.payload import decode_request
-from sterna.frontend.vllm_server.server import FrontendServer, number_adapters_apart
+from sterna.frontend.vllm_server.server import (
+    FrontendServer,
+    count_all_ranks,
+    number_adapters_apart,
+)
 from sterna.messages.actors import AbortRequests, AddRequest
 from sterna.messaging.mailbox import Mailbox
 from sterna.types import FrontendId, RequestId
@@ -336,6 +344,31 @@ def test_adapters_that_two_front_ends_load_have_different_numbers():
         assert len({*one.values(), *other.values()}) == 3
 
     asyncio.run(within(test()))
+
+
+def test_a_trainer_of_weights_learns_the_ranks_of_all_instances():
+    """vLLM's route would say 1, which a front end's configuration has."""
+
+    async def test() -> list[int]:
+        app = FastAPI()
+        app.include_router(rl_routes)
+        count_all_ranks(app, 2, SimpleNamespace(instances=("i0", "i1", "i2")))
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://sterna") as client:
+            answers = [
+                await client.get("/get_world_size", params=params)
+                for params in ({}, {"include_dp": True}, {"include_dp": False})
+            ]
+        return [each.json()["world_size"] for each in answers]
+
+    assert asyncio.run(test()) == [6, 6, 2]
+
+
+def test_there_is_no_world_size_outside_of_vllms_development_mode():
+    app = FastAPI()
+    before = list(app.routes)
+    count_all_ranks(app, 2, SimpleNamespace(instances=("i0", "i1")))
+    assert app.routes == before
 
 
 def test_operators_see_instances_and_requests(run):

@@ -318,7 +318,7 @@ class EmulatedEngine:
         self._do(abort)
 
     def call_utility(
-        self, frontend_id: FrontendId, call_id: int, method: str, payload: bytes
+        self, frontend_id: FrontendId, call_id: int, method: str, payload: bytes, place: int
     ) -> None:
         def answer(failure: str | None, result: tuple[None, object] | None) -> None:
             output = engine_messages.UtilityOutput(call_id, failure, result)

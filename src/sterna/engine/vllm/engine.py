@@ -319,7 +319,7 @@ class VllmEngine:
         self._num_delivered.pop(request_id, None)
 
     def call_utility(
-        self, frontend_id: FrontendId, call_id: int, method: str, payload: bytes
+        self, frontend_id: FrontendId, call_id: int, method: str, payload: bytes, place: int
     ) -> None:
         call = decode_utility_call(payload)
 
@@ -331,7 +331,9 @@ class VllmEngine:
             self._to_loop(self._listener.on_utility_result, frontend_id, call_id, encoded)
 
         # The method may take long: it may load weights, for example.
-        self._thread.post(lambda core: core.call_utility(method, call.args, answer), may_last=True)
+        self._thread.post(
+            lambda core: core.call_utility(method, call.args, answer, place), may_last=True
+        )
 
     # ------------------------------------------------------------------------------- source
 

@@ -48,6 +48,9 @@ class HostedCore(EngineCore):
     held_core: HeldCore | None = None
     """The core on which this engine computes alone."""
 
+    place = 0
+    """That of the newest `call_utility`."""
+
     def __init__(
         self, config: VllmConfig, executor_class: type[Executor], *, log_stats: bool
     ) -> None:
@@ -74,12 +77,19 @@ class HostedCore(EngineCore):
         """Return the first message that vLLM's engine-core client expects of its engine."""
         return msgspec.msgpack.encode(EngineCoreProc._make_ready_response(self))
 
-    def call_utility(self, method: str, args: tuple[Any, ...], answer: Any) -> None:
+    def call_utility(self, method: str, args: tuple[Any, ...], answer: Any, place: int) -> None:
         """Call a method as vLLM's own process does; `answer` gets the UtilityOutput, later
-        when the method returns a future."""
+        when the method returns a future.
+
+        Args:
+            place: position of this engine among those that get the call, from 0.
+        """
         from vllm.v1.engine import UtilityOutput
 
         def result() -> Any:
+            if place != self.place:
+                self.collective_rpc("sterna_take_place", args=(place,))
+                self.place = place
             function = getattr(self, method)
             return function(*EngineCoreProc._convert_msgspec_args(function, args))
 

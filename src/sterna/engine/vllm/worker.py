@@ -29,6 +29,7 @@ from sterna.transport.plane import make_data_plane
 from sterna.types import MigrationId
 
 if TYPE_CHECKING:
+    from vllm.config import ParallelConfig
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner as V2Runner
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner as V1Runner
 
@@ -40,6 +41,7 @@ class SternaWorkerExtension:
 
     if TYPE_CHECKING:
         model_runner: "V1Runner | V2Runner"
+        parallel_config: "ParallelConfig"
         rank: int
         use_v2_model_runner: bool
 
@@ -50,6 +52,16 @@ class SternaWorkerExtension:
         count_earlier_outputs(self.model_runner)
         if self.model_runner.device.type == "cpu":
             keep_generators_of_incomplete_prompts(self.model_runner)
+
+    def sterna_take_place(self, place: int) -> None:
+        """Make vLLM number this engine's ranks behind those of the engines before it, as it does
+        with data parallelism: in the group of a trainer of weights, in lists with an entry for each
+        worker, and in the names of checksums. Engines are alike but for this.
+
+        Args:
+            place: position of this engine, from 0.
+        """
+        self.parallel_config.data_parallel_index = place
 
     def sterna_open_plane(
         self, config: TransportConfig, notice_address: str, label: str

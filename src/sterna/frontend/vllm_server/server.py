@@ -48,7 +48,7 @@ from sterna.engine.vllm.arguments import (
     vllm_refusal,
     with_options,
 )
-from sterna.engine.vllm.hosted_core import engine_config
+from sterna.engine.vllm.hosted_core import engine_config, world_size
 from sterna.errors import ConfigurationError
 from sterna.folders import private_folder
 from sterna.frontend.http.api_keys import ApiKeys
@@ -63,6 +63,7 @@ from sterna.frontend.http.slow_clients import ConnectionLimit, with_limits
 from sterna.frontend.http.tls import behind_tls
 from sterna.frontend.operators.admin_routes import add_admin_routes
 from sterna.frontend.operators.watchers import Watch
+from sterna.frontend.peers import Peers
 from sterna.frontend.vllm_server.pooling_failures import pass_on_reasons
 from sterna.frontend.vllm_server.router import MakeExchange, Router
 from sterna.messages.actors import Membership
@@ -380,6 +381,7 @@ class FrontendServer:
                 )
                 await init_app_state(client, app.state, _without_cached_queries(self._args), tasks)
                 number_adapters_apart(app.state.openai_serving_models, self._frontend_id)
+                count_all_ranks(app, world_size(self._args), router.peers)
                 door = build_door(
                     app,
                     AuthenticationMiddleware,
@@ -494,6 +496,27 @@ def number_adapters_apart(models: Any, frontend_id: FrontendId) -> None:
     first. Adapters of the start (`--lora-modules`) have the same numbers everywhere.
     """
     models.lora_id_counter.inc(frontend_id * ADAPTERS_APART)
+
+
+def count_all_ranks(app: FastAPI, num_ranks: int, peers: Peers) -> None:
+    """Make `/get_world_size`, in vLLM's development mode, count the ranks of all instances: a
+    trainer of weights asks for it. vLLM's own route counts those in the server's configuration,
+    which has one (`client_arguments`).
+
+    Args:
+        num_ranks: of each instance.
+    """
+    path = "/get_world_size"
+    others = [each for each in app.router.routes if getattr(each, "path", None) != path]
+    if len(others) == len(app.router.routes):
+        return
+
+    async def get_world_size(include_dp: bool = True) -> dict[str, int]:
+        num_instances = len(peers.instances) if include_dp else 1
+        return {"world_size": num_ranks * num_instances}
+
+    app.router.routes[:] = others
+    app.add_api_route(path, get_world_size)
 
 
 class _Server(NoSignalServer):  # type: ignore[misc]

@@ -4,6 +4,7 @@ A call that changes or returns the state of an engine goes to every instance, an
 merged. A call that one instance is to carry out goes to one, and where only the answer counts, the
 first one does: an instance may be in a long step, or hang. Instances that join later do not get
 earlier calls: after updates of weights they exchange no KV with the others (`WeightUpdates`).
+With each call an instance gets its place among those that are called, by which vLLM numbers ranks.
 
 As in vLLM, a call may take any time: it ends with its answer, or with its instance.
 """
@@ -121,13 +122,19 @@ class Utilities:
             return await self._call_any(instances, call.method, payload)
         merge = _METHODS[call.method]
         if merge is None:
-            return await self._call_one(instances[0], call.method, payload)
-        calls = (self._call_one(each, call.method, payload) for each in instances)
+            return await self._call_one(0, instances[0], call.method, payload)
+        calls = (
+            self._call_one(place, each, call.method, payload)
+            for place, each in enumerate(instances)
+        )
         return merge(call.method, await asyncio.gather(*calls))
 
     async def _call_any(self, instances: Sequence[InstanceId], method: str, payload: bytes) -> Any:
         """The first result of any of them; the last one's error where none has one."""
-        calls = [asyncio.ensure_future(self._call_one(each, method, payload)) for each in instances]
+        calls = [
+            asyncio.ensure_future(self._call_one(place, each, method, payload))
+            for place, each in enumerate(instances)
+        ]
         error: Exception | None = None
         try:
             for call in asyncio.as_completed(calls):
@@ -141,9 +148,11 @@ class Utilities:
         assert error is not None, "there is an instance"
         raise error
 
-    async def _call_one(self, instance_id: InstanceId, method: str, payload: bytes) -> Any:
+    async def _call_one(
+        self, place: int, instance_id: InstanceId, method: str, payload: bytes
+    ) -> Any:
         def send(call_id: int) -> None:
-            message = CallUtility(self._frontend_id, call_id, method)
+            message = CallUtility(self._frontend_id, call_id, method, place)
             if not self._peers.send_to_instance(instance_id, message, [payload]):
                 raise UtilityError(f"instance {instance_id} cannot be sent the call of {method}")
 
