@@ -1,5 +1,7 @@
 """The table of paths: what holds of those that it names, and of all others."""
 
+from dataclasses import replace
+
 import pytest
 
 from sterna.frontend.http.routes import ROUTES, Access, AtShutdown, Route, route_of
@@ -18,7 +20,8 @@ INFERENCE = Route(Access.ANY_KEY, is_inference=True)
         ("/v2/rerank", INFERENCE),
         ("/cohere/v2/chat", INFERENCE),
         ("/inference/v1/generate/", INFERENCE),
-        ("/v1/responses/resp_1/cancel", USERS),
+        ("/v1/responses/resp_1", replace(INFERENCE, at_shutdown=AtShutdown.AWAITED)),
+        ("/v1/responses/resp_1/cancel", replace(USERS, at_shutdown=AtShutdown.AWAITED)),
         ("/v1/chat/completions/render", USERS),
         ("/v2/load_lora_adapter", USERS),
         ("/v1/load_lora_adapter", OPERATORS),

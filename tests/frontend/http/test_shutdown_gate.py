@@ -3,13 +3,18 @@
 import asyncio
 from collections.abc import AsyncIterator, MutableMapping
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 import httpx
 import pytest
 
-from sterna.frontend.http.shutdown_gate import Gate, Receive, Scope, Send
+from sterna.frontend.http.shutdown_gate import FETCH_S, Gate, Receive, Scope, Send
+from tests.clocks import SkippingLoop, run_skipping, stands
 from tests.frontend.http.opened import opened
+
+NUM_TURNS = 10
+"""Turns of the loop in which all that is due happens."""
 
 
 class Kitchen:
@@ -68,6 +73,81 @@ def test_after_the_time_the_gate_tells_how_many_are_still_inside() -> None:
             await answer
 
     asyncio.run(scenario())
+
+
+class Background:
+    """Responses in the background, as vLLM's server keeps their tasks."""
+
+    def __init__(self, *response_ids: str) -> None:
+        self.may_end = asyncio.Event()
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+        for each in response_ids:
+            self.tasks[each] = task = asyncio.ensure_future(self._make())
+            task.add_done_callback(partial(self._forget, each))
+
+    async def _make(self) -> None:
+        await self.may_end.wait()
+
+    def _forget(self, response_id: str, _: asyncio.Task[None]) -> None:
+        del self.tasks[response_id]
+
+
+async def answer_at_once(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def test_a_response_in_the_background_is_finished_and_fetched() -> None:
+    """Its request was answered when it was queued."""
+
+    async def scenario(loop: SkippingLoop) -> None:
+        background = Background("resp_1", "resp_2")
+        gate = Gate(answer_at_once, background.tasks)
+        async with visitor(gate) as client:
+            assert (await client.post("/v1/responses")).status_code == 200
+            gate.close()
+            emptied = asyncio.create_task(gate.emptied(25.0))
+            assert (await client.post("/v1/responses")).status_code == 503
+            assert (await client.post("/v1/responses/resp_2/cancel")).status_code == 200
+            assert (await client.get("/v1/responses/resp_1")).status_code == 200
+            assert gate.num_inside == 2
+            background.may_end.set()
+            # Its client asks again some time after its end.
+            for _ in range(NUM_TURNS):
+                await asyncio.sleep(0)
+            assert not background.tasks
+            assert (await client.get("/v1/responses/resp_1")).status_code == 200
+            assert not emptied.done()
+            loop.skipped_s += FETCH_S
+            assert await emptied
+
+    run_skipping(scenario, stands)
+
+
+def test_a_response_in_the_background_is_cut_after_the_time() -> None:
+    async def scenario() -> None:
+        gate = Gate(answer_at_once, Background("resp_1").tasks)
+        gate.close()
+        assert not await gate.emptied(0.001)
+        assert gate.num_inside == 1
+
+    asyncio.run(scenario())
+
+
+def test_the_time_to_fetch_a_response_is_part_of_that_to_finish_it() -> None:
+    async def scenario(loop: SkippingLoop) -> None:
+        background = Background("resp_1")
+        gate = Gate(answer_at_once, background.tasks)
+        gate.close()
+        emptied = asyncio.create_task(gate.emptied(FETCH_S / 2))
+        background.may_end.set()
+        for _ in range(NUM_TURNS):
+            await asyncio.sleep(0)
+        assert gate.num_inside == 0
+        loop.skipped_s += FETCH_S / 2
+        assert await emptied
+
+    run_skipping(scenario, stands)
 
 
 @pytest.mark.parametrize("root_path", ["", "/behind/proxy"])

@@ -463,6 +463,29 @@ def test_a_restart_with_options_that_no_engine_can_have_is_refused(
     run(test)
 
 
+@pytest.mark.slow
+def test_a_response_in_the_background_is_finished_and_fetched_at_the_end(monkeypatch):
+    monkeypatch.setenv("VLLM_ENABLE_RESPONSES_API_STORE", "1")
+
+    async def test(served: Served) -> None:
+        queued = await served.post("/v1/responses", model="small", input="Hello!", background=True)
+        path = f"/v1/responses/{queued.json()['id']}"
+        request_id = (await served.cluster.i0.get_request()).request_id
+        finishing = asyncio.create_task(served.server.finish_requests(HANG_S))
+        await served.healthy(503)
+        assert (await served.http.get(path)).json()["status"] == "queued"
+        # The last token is the one at which it stops.
+        tokens = [*served.tokens("Terns fly far"), 0]
+        served.cluster.i0.send_tokens(request_id, 0, tokens, FinishReason.STOP)
+        assert await finishing == 0
+        answer = (await served.http.get(path)).json()
+        assert answer["status"] == "completed"
+        assert answer["output"][-1]["content"][0]["text"] == "Terns fly far"
+
+    with one_server() as run_at_the_end:
+        run_at_the_end(test)
+
+
 @contextmanager
 def _unstarted(port: int) -> Iterator[FrontendServer]:
     mailbox = Mailbox("127.0.0.1")

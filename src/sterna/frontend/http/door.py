@@ -1,8 +1,10 @@
 """The front door: the chain of ASGI applications that a request passes before vLLM's routes."""
 
-from collections.abc import Awaitable, Callable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
+from types import MappingProxyType
 
 from fastapi import FastAPI
 from starlette.middleware import Middleware
@@ -138,6 +140,7 @@ def build_door(
     root_path: str = "",
     keep_streams: Callable[[ASGIApp], ASGIApp] | None = None,
     timing_of: TimingOf | None = None,
+    background: Mapping[str, asyncio.Task[None]] = MappingProxyType({}),
     *,
     has_operators_middleware: bool = False,
 ) -> Door:
@@ -165,6 +168,7 @@ def build_door(
         keep_streams: returns `ResumableStreams` around an application; None without resumable
             streams.
         timing_of: for `ServerTiming`; None without the header.
+        background: that of `Gate`.
         has_operators_middleware: whether there are middlewares of the operator.
     """
     callers = Callers(keys, root_path)
@@ -199,7 +203,7 @@ def build_door(
         reads_unknown=has_operators_middleware,
     )
     chain = NoWebSockets(OverloadUnread(chain, queue, log))
-    gate = Gate(chain)
+    gate = Gate(chain, background)
     return Door(OpenContext(gate, callers), gate)
 
 

@@ -9,7 +9,7 @@ inference (`PREFIXES`), which any key opens, as in vLLM.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from types import MappingProxyType
 
@@ -28,6 +28,7 @@ class AtShutdown(Enum):
 
     FINISHED = "new ones are refused, the others are answered before the end"
     PROBE = "new ones are refused, so that load balancers see it; the end waits for none"
+    AWAITED = "new ones are answered too, and before the end"
     ANSWERED = "new ones are answered too; the end waits for none"
 
 
@@ -112,6 +113,8 @@ ROUTES: Mapping[str, Route] = MappingProxyType(
 )
 
 PREFIXES: tuple[tuple[str, Route], ...] = (
+    # A response in the background, which its client fetches or cancels.
+    (f"{RESPONSES_PATH}/", replace(_INFERENCE, at_shutdown=AtShutdown.AWAITED)),
     ("/v1/", _INFERENCE),
     ("/v2/", _INFERENCE),
     ("/inference/", _INFERENCE),
@@ -143,4 +146,4 @@ def route_of(path: str) -> Route:
     if path in ROUTES:
         return ROUTES[path]
     route = next((route for prefix, route in PREFIXES if path.startswith(prefix)), _OPERATORS)
-    return _USERS if route.is_inference and path.endswith(NO_INFERENCE) else route
+    return replace(route, is_inference=False) if path.endswith(NO_INFERENCE) else route

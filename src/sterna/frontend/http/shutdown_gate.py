@@ -2,11 +2,15 @@
 
 An ASGI application around vLLM's. A closed gate answers 503 with `Retry-After`, also to `/health`,
 so that load balancers take the server out; `/metrics` and `/admin` go on to work (`routes`).
+
+A response in the background (OpenAI's `background`) is inside like a request, although the answer
+to its request is complete: its client asks for it later, again and again, until it is there.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from http import HTTPStatus
+from types import MappingProxyType
 from typing import Any
 
 from sterna.frontend.http.request_context import caller
@@ -22,11 +26,26 @@ RETRY_AFTER_S = 5
 """By then another server, or this one's successor, may answer."""
 
 
-class Gate:
-    """Lets requests in until it is closed, and knows when the last one has left."""
+FETCH_S = 3.0
+"""Time for the client of a response in the background to fetch it: clients ask about every two
+seconds."""
 
-    def __init__(self, application: Application) -> None:
+
+class Gate:
+    """Lets requests in until it is closed, and knows when the last one has left.
+
+    Args:
+        background: the tasks that make responses in the background, by their ids; vLLM's server
+            adds them and takes them out.
+    """
+
+    def __init__(
+        self,
+        application: Application,
+        background: Mapping[str, asyncio.Task[None]] = MappingProxyType({}),
+    ) -> None:
         self._application = application
+        self._background = background
         self._is_closed = False
         self._num_inside = 0
         self._empty = asyncio.Event()
@@ -34,8 +53,8 @@ class Gate:
 
     @property
     def num_inside(self) -> int:
-        """Number of requests whose answers are not complete."""
-        return self._num_inside
+        """Number of requests whose answers are not complete, and of responses in the background."""
+        return self._num_inside + len(self._background)
 
     def close(self) -> None:
         """Refuse new requests from now on."""
@@ -45,9 +64,13 @@ class Gate:
         """Wait until no request is inside; returns False if one still is at the time-out."""
         try:
             async with asyncio.timeout(timeout_s):
-                await self._empty.wait()
+                while self.num_inside:
+                    await self._empty.wait()
+                    if self._background:
+                        await asyncio.wait(self._background.values())
+                        await asyncio.sleep(FETCH_S)
         except TimeoutError:
-            return False
+            return self.num_inside == 0
         return True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -56,9 +79,9 @@ class Gate:
             await self._application(scope, receive, send)
             return
         at_shutdown = caller().route.at_shutdown
-        if self._is_closed and at_shutdown is not AtShutdown.ANSWERED:
+        if self._is_closed and at_shutdown in (AtShutdown.FINISHED, AtShutdown.PROBE):
             await self._refuse(scope, receive, send)
-        elif at_shutdown is AtShutdown.FINISHED:
+        elif at_shutdown in (AtShutdown.FINISHED, AtShutdown.AWAITED):
             await self._let_in(scope, receive, send)
         else:
             await self._application(scope, receive, send)

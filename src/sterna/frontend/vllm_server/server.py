@@ -392,6 +392,7 @@ class FrontendServer:
                     self._args.root_path or "",
                     self._keep_streams(router),
                     router.timing if self._config.door.has_server_timing else None,
+                    _background_responses(app),
                     has_operators_middleware=bool(self._args.middleware),
                 )
                 self._gate = door.gate
@@ -485,6 +486,16 @@ def _without_cached_queries(args: Namespace) -> Namespace:
     their tokens. Otherwise workers would, each from the query's embeddings, which only the worker
     has that computed them, while documents go to all instances."""
     return Namespace(**{**vars(args), "enable_flash_late_interaction": False})
+
+
+def _background_responses(app: FastAPI) -> Mapping[str, asyncio.Task[None]]:
+    """Return the tasks of vLLM's server that make responses in the background, by their ids: those
+    under way. A model that generates no text has none."""
+    responses = getattr(app.state, "openai_serving_responses", None)
+    tasks: Mapping[str, asyncio.Task[None]] = (
+        {} if responses is None else responses.background_tasks
+    )
+    return tasks
 
 
 def number_adapters_apart(models: Any, frontend_id: FrontendId) -> None:
