@@ -28,7 +28,7 @@ from sterna.messages.actors import (
 )
 from sterna.messages.reasons import HeldCause
 from sterna.messaging.send_effects import KeepOnly, ToMailbox, Unexpected
-from sterna.policy.presets import INFAAS_PP, LLUMNIX
+from sterna.policy.presets import INFAAS_PP, LLUMNIX, STERNA
 from sterna.policy.scaling import ScaleUp, Terminate
 from sterna.scheduler.core import SchedulerCore, SchedulerEffect
 from sterna.types import (
@@ -40,7 +40,9 @@ from sterna.types import (
     InstanceLoad,
     Priority,
     RequestId,
+    packed,
 )
+from tests.policy import builders
 
 I0, I1, I2 = (InstanceId(f"i{k}") for k in range(3))
 F0, F1 = FrontendId(0), FrontendId(1)
@@ -157,6 +159,38 @@ def test_an_instance_gets_requests_although_its_report_comes_before_the_news_of_
 def cache_report(instance_id: InstanceId, listed_in: int) -> CacheReport:
     groups = (CacheGroup(0, 4, None),)
     return CacheReport(instance_id, b"", b"", CacheLayout(4, 4, groups), listed_in)
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["its client leaves", "its front end dies"])
+def test_a_prompt_that_will_not_be_computed_is_not_waited_for(dies: bool) -> None:
+    def load(instance_id: InstanceId, used_tokens: int, sequence: int) -> LoadReport:
+        running = [builders.running("other", used_tokens)] if used_tokens else []
+        view = builders.instance(instance_id, total_tokens=100_000, running=running)
+        return LoadReport(
+            builders.report(view, STERNA, sequence=sequence, last_dispatch=sequence - 1)
+        )
+
+    def prompt(frontend_id: FrontendId, name: str) -> DispatchRequest:
+        return DispatchRequest(
+            *(frontend_id, RequestId(name), 30_004, 0.0, NORMAL, NORMAL),
+            prompt_tokens=30_001,
+            block_hashes=packed(range(1, 7_501)),
+        )
+
+    core = SchedulerCore(STERNA, now_s=0.0, explains=False)
+    core.on_membership(membership(1, I0, I1, frontends=(F0, F1)), 0.0)
+    for each in (I0, I1):
+        core.on_message(cache_report(each, 1), 0.0)
+        core.on_message(load(each, 0, 1), 0.0)
+    first = ToMailbox("front end 0", Dispatched(RequestId("a"), I0, 1))
+    assert core.on_message(prompt(F0, "a"), 0.0) == [first]
+    if dies:
+        core.on_membership(membership(2, I0, I1, frontends=(F1,)), 1.0)
+    else:
+        core.on_message(CancelDispatch(RequestId("a")), 1.0)
+    core.on_message(load(I0, 85_000, 2), 1.0)
+    again = ToMailbox("front end 1", Dispatched(RequestId("b"), I1, 2))
+    assert core.on_message(prompt(F1, "b"), 1.0) == [again]
 
 
 def test_an_instance_that_lived_between_two_memberships_is_known_no_more() -> None:

@@ -49,6 +49,8 @@ class Known:
 
     def on_cancel(self, request_id: RequestId) -> None: ...
 
+    def on_frontend_left(self, frontend_id: FrontendId) -> None: ...
+
 
 def scheduler(*, explains: bool = False, **tokens: int) -> GlobalScheduler:
     """i0, which has most of the prompts, is so busy that they are sent to i1."""

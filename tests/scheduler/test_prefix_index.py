@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from msgspec import structs
 
 from sterna.messages.actors import CacheReport, DispatchRequest
 from sterna.scheduler.prefix_index import COMING_LIMIT_S, PrefixIndex
@@ -192,6 +193,15 @@ def test_what_was_cancelled_is_not_coming() -> None:
     index.on_cancel(RequestId("b"))
     index.on_cancel(RequestId("b"))
     assert index.cached_tokens(ask("c", [1, 2])) == {}
+
+
+def test_what_a_dead_front_end_has_sent_is_not_coming() -> None:
+    index = index_of(i0=[], i1=[])
+    index.on_dispatched(ask("a", [1, 2]), I0, 0.0)
+    other = structs.replace(ask("b", [1]), frontend_id=FrontendId(1))
+    index.on_dispatched(other, I1, 0.0)
+    index.on_frontend_left(FrontendId(0))
+    assert index.cached_tokens(ask("c", [1, 2])) == {I1: BLOCK}
 
 
 def test_what_never_comes_is_forgotten_after_a_while() -> None:

@@ -10,7 +10,7 @@ from sterna.policy.presets import STERNA
 from sterna.scheduler.global_scheduler import GlobalScheduler
 from sterna.scheduler.prefix_copies import CopyPrefix
 from sterna.scheduler.sessions import IDLE_AFTER_S, MAX_SESSIONS, Sessions
-from sterna.types import InstanceId, InstanceView, RequestId
+from sterna.types import FrontendId, InstanceId, InstanceView, RequestId
 from tests.policy.builders import instance, queuing, report
 from tests.scheduler.test_global_scheduler import ask
 
@@ -39,6 +39,9 @@ class Caches:
         self.cached.setdefault(request.session, {})[instance_id] = request.prompt_tokens - 1
 
     def on_cancel(self, request_id: RequestId) -> None:
+        pass
+
+    def on_frontend_left(self, frontend_id: FrontendId) -> None:
         pass
 
 

@@ -16,7 +16,7 @@ from sterna.policy.presets import STERNA
 from sterna.policy.scaling import ScaleUp
 from sterna.policy.virtual_usage import Candidate, NewRequest
 from sterna.scheduler.global_scheduler import GlobalScheduler
-from sterna.types import InstanceId, InstanceView, Priority, RequestId
+from sterna.types import FrontendId, InstanceId, InstanceView, Priority, RequestId
 from tests.policy.builders import M, evenly_loaded, instance, report
 from tests.scheduler.test_global_scheduler import ask, places
 
@@ -51,6 +51,8 @@ class Known:
     ) -> None: ...
 
     def on_cancel(self, request_id: RequestId) -> None: ...
+
+    def on_frontend_left(self, frontend_id: FrontendId) -> None: ...
 
 
 def full(instance_id: str, free_tokens: int = 0) -> InstanceView:

@@ -89,7 +89,8 @@ its requests back (`FrontendConfig.scheduler_timeout_s`)."""
 
 
 class CancelDispatch(msgspec.Struct, frozen=True, tag=True):
-    """Front end -> scheduler: the request no longer needs an instance."""
+    """Front end -> scheduler: the request no longer needs an instance. One that was sent to an
+    instance has ended there, or is told to."""
 
     request_id: RequestId
 

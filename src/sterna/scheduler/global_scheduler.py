@@ -272,7 +272,8 @@ class GlobalScheduler:
                 self._next_look_s = now_s + LOOK_AGAIN_S
 
     def on_cancel(self, request_id: RequestId, now_s: float) -> list[Effect]:
-        """A front end no longer needs an instance for the request, or never sent it there."""
+        """A front end no longer needs an instance for the request, never sent it there, or has
+        aborted it."""
         self._held.take(request_id)
         self._copies.on_cancel(request_id)
         self._instances.drop(request_id)

@@ -37,6 +37,9 @@ class PrefixKnowledge(Protocol):
     def on_cancel(self, request_id: RequestId) -> None:
         """The request was not sent there, or has ended."""
 
+    def on_frontend_left(self, frontend_id: FrontendId) -> None:
+        """The front end's requests have ended."""
+
 
 @dataclass(frozen=True, slots=True)
 class CopyPrefix:
@@ -134,6 +137,8 @@ class PrefixCopies:
             for name, each in self._awaited.items()
             if each.request.frontend_id != frontend_id
         }
+        if self._knowledge is not None:
+            self._knowledge.on_frontend_left(frontend_id)
 
     def on_instance_left(self, instance_id: InstanceId) -> list[AwaitedCopy]:
         """The instance's cache is gone; returns the copies to it and from it, which still wait."""

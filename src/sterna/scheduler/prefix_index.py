@@ -16,11 +16,19 @@ from operator import and_
 
 from sterna.messages.actors import CacheReport, DispatchRequest
 from sterna.scheduler.coming_prompts import ComingPrompts
-from sterna.types import CacheGroup, CacheLayout, InstanceId, RequestId, cache_key, unpacked
+from sterna.types import (
+    CacheGroup,
+    CacheLayout,
+    FrontendId,
+    InstanceId,
+    RequestId,
+    cache_key,
+    unpacked,
+)
 
 COMING_LIMIT_S = 300.0
-"""Longest time for which a prompt counts before it is computed. It may queue for long; one that has
-gone with its client is never computed."""
+"""Longest time for which a prompt counts before it is computed. It may queue for long; news of its
+end may be lost."""
 
 
 class PrefixIndex:
@@ -81,13 +89,21 @@ class PrefixIndex:
             return
         self._drop(request.request_id)
         self._coming[request.request_id] = instance_id
-        instance.coming[request.request_id] = _Coming(hashes, last_key, now_s + COMING_LIMIT_S)
+        instance.coming[request.request_id] = _Coming(
+            request.frontend_id, hashes, last_key, now_s + COMING_LIMIT_S
+        )
         instance.last_keys.setdefault(last_key, []).append(request.request_id)
         self._coming_prompts.add(hashes, instance_id)
 
     def on_cancel(self, request_id: RequestId) -> None:
         """The request was not sent there, or has ended."""
         self._drop(request_id)
+
+    def on_frontend_left(self, frontend_id: FrontendId) -> None:
+        """The front end's requests have ended."""
+        for request_id, instance_id in list(self._coming.items()):
+            if self._instances[instance_id].coming[request_id].frontend_id == frontend_id:
+                self._drop(request_id)
 
     def cached_tokens(self, request: DispatchRequest) -> Mapping[InstanceId, int]:
         """`NewRequest.cached` of the request."""
@@ -312,6 +328,7 @@ class PrefixIndex:
 class _Coming:
     """A prompt that an instance has still to compute."""
 
+    frontend_id: FrontendId
     hashes: Sequence[int]
     last_key: int
     until_s: float

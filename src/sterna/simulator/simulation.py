@@ -529,6 +529,9 @@ class _EnginePrefixes:
     def on_cancel(self, request_id: RequestId) -> None:
         """No request is cancelled here."""
 
+    def on_frontend_left(self, frontend_id: FrontendId) -> None:
+        """No front end leaves here."""
+
 
 def _engines(trace: Trace, config: SimulationConfig) -> Engines:
     """The compiled engines, or the plain ones, also for rules that only these have, and for reports

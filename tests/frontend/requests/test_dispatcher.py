@@ -275,6 +275,18 @@ def test_an_abort_before_the_answer_cancels_the_dispatch():
     assert under_test.on_dispatched(Dispatched(R1, I0, 1), 0.1) == [ToScheduler(CancelDispatch(R1))]
 
 
+def test_the_scheduler_hears_of_an_abort_after_the_dispatch():
+    """It counts on the prompt until that is computed."""
+    under_test = dispatcher(I0)
+    request(under_test, R1)
+    under_test.on_dispatched(Dispatched(R1, I0, 1), 0.1)
+    assert under_test.on_abort([R1]) == [
+        ToScheduler(CancelDispatch(R1)),
+        ToInstance(I0, AbortRequests((R1,))),
+    ]
+    assert under_test.on_abort([R1]) == []
+
+
 def test_an_abort_of_a_held_request_forgets_it():
     under_test = dispatcher(scheduler=None)
     request(under_test, R1)

@@ -162,9 +162,11 @@ class Dispatcher:
         sent = []
         for request_id in request_ids:
             asked = self._asked.pop(request_id, None) or self._waiting.pop(request_id, None)
-            if asked is not None:
+            is_sent = self._ownership.owner(request_id) is not None
+            if asked is not None or (is_sent and self._scheduler is not None):
+                # Once it is sent, the scheduler counts on its prompt until that is computed.
                 effects.append(ToScheduler(CancelDispatch(request_id)))
-            elif self._held.pop(request_id, None) is None:
+            if asked is None and self._held.pop(request_id, None) is None:
                 sent.append(request_id)
         return effects + self._ownership.on_abort(sent)
 
