@@ -35,7 +35,7 @@ RATE = 500.0
 """Requests a second."""
 
 BLOCK_TOKENS = 16
-LAYOUT = CacheLayout(BLOCK_TOKENS, BLOCK_TOKENS, (CacheGroup(0, BLOCK_TOKENS),))
+LAYOUT = CacheLayout(BLOCK_TOKENS, BLOCK_TOKENS, (CacheGroup(0, BLOCK_TOKENS),), moves=True)
 
 TOTAL_TOKENS = 286_704
 """That of the H100 profile."""

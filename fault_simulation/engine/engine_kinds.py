@@ -119,7 +119,15 @@ class EngineKind:
         """How to look prompts up in its prefix cache."""
         sizes = [each.block_size for each in self.groups]
         groups = [each.cache_group(index) for index, each in enumerate(self.groups)]
-        return CacheLayout(math.gcd(*sizes), math.lcm(*sizes), tuple(groups))
+        return CacheLayout(
+            math.gcd(*sizes), math.lcm(*sizes), tuple(groups), moves=self.moves_prefixes
+        )
+
+    @property
+    def moves_prefixes(self) -> bool:
+        """Whether prefixes move without a request, as between vLLM's engines with one group."""
+        has_one = len(self.groups) == 1 and self.groups[0].keeps_all
+        return has_one and self.has_prefix_cache
 
     def __post_init__(self) -> None:
         config = replace(

@@ -94,7 +94,7 @@ class GroupedCore(EmulatedCore):
     ) -> None:
         """As the core of an engine whose blocks are not shared: those that a request holds are not
         found."""
-        if not self._cache.moves_prefixes:
+        if not self._cache.kind.moves_prefixes:
             return
         blocks = self._cache.find_prefix(block_hashes[first_block:])
         if blocks:

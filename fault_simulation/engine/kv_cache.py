@@ -250,12 +250,6 @@ class KvCache(KvColumns[Block]):
             rows.tables[number] = table
         return found
 
-    @property
-    def moves_prefixes(self) -> bool:
-        """Whether prefixes move without a request, as between vLLM's engines with one group."""
-        has_one = len(self.kind.groups) == 1 and self.kind.groups[0].keeps_all
-        return has_one and self.kind.has_prefix_cache
-
     def find_prefix(self, hashes: Iterable[int]) -> list[Block]:
         """The blocks of the prefix cache for the first ones of these hashes."""
         by_key = {key_of(content): content for content in self.pool.cached}

@@ -301,9 +301,11 @@ class CacheLayout(msgspec.Struct, frozen=True, array_like=True):
         hash_tokens: tokens for which a prompt has one hash.
         alignment_tokens: a hit ends at a multiple of this.
         dropped_tokens: tokens at the end of a hit that are computed nevertheless, for drafts.
+        moves: prefixes are copied between engines of this layout.
     """
 
     hash_tokens: int
     alignment_tokens: int
     groups: tuple[CacheGroup, ...]
     dropped_tokens: int = 0
+    moves: bool = False

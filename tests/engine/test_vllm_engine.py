@@ -818,7 +818,7 @@ def test_a_preemption_waits_for_no_step_and_copies_into_its_blocks_do(vllm_core:
     assert scheduler.reserve(MIGRATION, (range(1),), needs_slot=False) is Reason.NO_MEMORY
     # Nor is a prefix read from them, which the cache finds although no rank has computed it.
     kept: list[set[int]] = []
-    scheduler.cache_reports = SimpleNamespace()
+    scheduler.cache_reports = SimpleNamespace(layout=SimpleNamespace(moves=True))
     scheduler.prefixes = SimpleNamespace(keep=lambda _, __, computed: kept.append(computed))
     scheduler.keep_prefix(PREFIX)
     assert written <= kept.pop()

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -224,6 +225,23 @@ def test_what_the_prefix_cache_gets_and_loses_is_recorded(vllm_core: Any) -> Non
     add(core, "b", 40)
     finish(core)
     assert found() == 32
+
+
+def test_an_engine_that_copies_no_prefix_says_so(vllm_core: Any) -> None:
+    def moves(core: Any) -> bool:
+        core.scheduler.report_cache()
+        return bool(core.scheduler.cache_reports.layout.moves)
+
+    core = with_scheduler(vllm_core, prefix_caching=True)
+    assert moves(core)
+    core.scheduler.connector = SimpleNamespace()
+    assert not moves(core)
+    core.scheduler.connector = None
+    core.scheduler.immovable_features = ("an option",)
+    assert not moves(core)
+    core.scheduler.immovable_features = ()
+    core.scheduler.prefixes.can_move = False
+    assert not moves(core)
 
 
 def ask_of(core: Any, request: Any) -> DispatchRequest:

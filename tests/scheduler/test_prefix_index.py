@@ -23,7 +23,7 @@ from sterna.types import (
 
 I0, I1, I2 = (InstanceId(f"i{number}") for number in range(3))
 BLOCK = 4
-FULL = CacheLayout(BLOCK, BLOCK, (CacheGroup(0, BLOCK),))
+FULL = CacheLayout(BLOCK, BLOCK, (CacheGroup(0, BLOCK),), moves=True)
 
 
 def report(
@@ -144,18 +144,19 @@ def test_a_group_that_is_not_the_first_has_keys_of_its_own() -> None:
     assert index.cached_tokens(ask("r", [1, 2, 3])) == {I0: 2 * BLOCK}
 
 
-def test_prefixes_are_copied_between_instances_of_one_layout_that_keep_all_blocks() -> None:
+def test_prefixes_are_copied_between_instances_of_one_layout_that_move_them() -> None:
     index = index_of(i0=[1], i1=[])
     assert index.can_copy(I0, I1)
     assert not index.can_copy(I0, I2)
     assert not PrefixIndex().can_copy(I0, I1)
-    two_groups = CacheLayout(BLOCK, BLOCK, (CacheGroup(0, BLOCK), CacheGroup(1, BLOCK)))
-    windowed = CacheLayout(BLOCK, BLOCK, (CacheGroup(0, BLOCK, 2),))
-    for layout in (two_groups, windowed):
+    coarse = CacheLayout(BLOCK, 2 * BLOCK, (CacheGroup(0, 2 * BLOCK),), moves=True)
+    # One that offloads KV blocks, say.
+    immovable = structs.replace(FULL, moves=False)
+    for layout in (coarse, immovable):
         index.on_report(report(I1, [], layout=layout))
         assert not index.can_copy(I0, I1)
         index.on_report(report(I0, [], layout=layout))
-        assert not index.can_copy(I0, I1)
+        assert index.can_copy(I0, I1) == layout.moves
         index.on_report(report(I0, [], layout=FULL))
 
 

@@ -120,12 +120,11 @@ class PrefixIndex:
         return found
 
     def can_copy(self, source: InstanceId, destination: InstanceId) -> bool:
-        """See `PrefixKnowledge`: engines copy the prefix of one group that keeps all blocks."""
-        known = [self._instances.get(each) for each in (source, destination)]
-        layouts = {None if each is None else each.layout for each in known}
-        if len(layouts) > 1 or (layout := layouts.pop()) is None:
+        """See `PrefixKnowledge`."""
+        one, other = self._instances.get(source), self._instances.get(destination)
+        if one is None or other is None:
             return False
-        return [each.needs_all for each in layout.groups] == [True]
+        return one.layout == other.layout and one.layout.moves
 
     def _find(
         self,

@@ -195,7 +195,7 @@ class EmulatedEngine:
         hashing = layout = None
         if self._recorder is not None:
             hashing = PromptHashing(None, block_size)
-            layout = CacheLayout(block_size, block_size, (CacheGroup(0, block_size),))
+            layout = CacheLayout(block_size, block_size, (CacheGroup(0, block_size),), moves=True)
         return EngineFacts(
             total_tokens=options.engine.total_tokens,
             ready=EngineReady(

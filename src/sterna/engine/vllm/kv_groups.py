@@ -179,14 +179,17 @@ class _RecordedBlocks(BlockHashToBlockMap):
 class CacheReports:
     """Tells what an engine's prefix cache, which is still empty, gets and loses from now on.
 
+    Args:
+        moves: whether the engine copies prefixes to others.
+
     Attributes:
         layout: how to look prompts up in it.
     """
 
-    def __init__(self, coordinator: KVCacheCoordinator) -> None:
+    def __init__(self, coordinator: KVCacheCoordinator, *, moves: bool = False) -> None:
         self._pool = coordinator.block_pool
         self._recorder = CacheRecorder()
-        self.layout = _cache_layout(coordinator)
+        self.layout = _cache_layout(coordinator, moves)
         self._follow()
 
     def _follow(self) -> None:
@@ -255,13 +258,11 @@ class MovingPrefixes:
     def keep(
         self, effect: KeepPrefix, reports: CacheReports, being_computed: Container[int]
     ) -> None:
-        """Carry out `KeepPrefix`.
+        """Carry out `KeepPrefix`; prefixes can move.
 
         Args:
             being_computed: ids of blocks that steps in flight write to. vLLM finds them already.
         """
-        if not self.can_move:
-            return
         hashes = unpacked(effect.block_hashes)
         hashes_a_block = self._block_tokens // self._pool.hash_block_size
         blocks: list[KVCacheBlock] = []
@@ -340,7 +341,7 @@ def short_hash(block_hash: bytes) -> int:
     return int.from_bytes(block_hash[-8:], "little")
 
 
-def _cache_layout(coordinator: KVCacheCoordinator) -> CacheLayout:
+def _cache_layout(coordinator: KVCacheCoordinator, moves: bool) -> CacheLayout:
     hash_tokens = coordinator.block_pool.hash_block_size
     is_fine = coordinator.enable_partial_hash_hits
     managers = coordinator.single_type_managers
@@ -355,6 +356,7 @@ def _cache_layout(coordinator: KVCacheCoordinator) -> CacheLayout:
         hash_tokens if is_fine else coordinator.scheduler_block_size,
         tuple(groups),
         max(dropped, default=0),
+        moves,
     )
 
 

@@ -152,7 +152,10 @@ class MigratingScheduler(Scheduler):
     def report_cache(self) -> None:
         """Record what the prefix cache gets and loses, if there is one."""
         if self.cache_config.enable_prefix_caching:
-            reports = CacheReports(self.kv_cache_manager.coordinator)
+            # A connector owns blocks beside this scheduler.
+            may_move = not self.immovable_features and self.connector is None
+            moves = self.prefixes.can_move and may_move
+            reports = CacheReports(self.kv_cache_manager.coordinator, moves=moves)
             # Blocks of scratch memory alone are in no cache.
             self.cache_reports = reports if reports.layout.groups else None
 
@@ -372,7 +375,7 @@ class MigratingScheduler(Scheduler):
 
     def keep_prefix(self, effect: KeepPrefix) -> None:
         """Hold a prefix that is to move, unless the engine's features forbid that."""
-        if self.immovable_features or self.cache_reports is None or self.connector is not None:
+        if self.cache_reports is None or not self.cache_reports.layout.moves:
             return
         unit_tokens = self.groups.unit_tokens
         being_computed: set[int] = set()
