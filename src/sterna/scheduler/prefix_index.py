@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, repeat, takewhile
-from operator import and_
+from operator import and_, or_
 
 from sterna.messages.actors import CacheReport, DispatchRequest
 from sterna.scheduler.coming_prompts import ComingPrompts
@@ -135,33 +135,81 @@ class PrefixIndex:
         found: dict[InstanceId, int],
     ) -> None:
         """Enter the longest hit of each of these instances, which have this layout."""
+        step = layout.alignment_tokens
         full = [each for each in layout.groups if each.needs_all]
         others = [each for each in layout.groups if not each.needs_all]
-        # For the full blocks of each of these groups, the instances that have them from the first.
-        runs: list[list[int]] = []
-        if not others and [each.block_size for each in full] == [layout.alignment_tokens]:
+        if not others and [each.block_size for each in full] == [step]:
             self._find_in_group(hashes, full[0], layout, bits, max_tokens, found)
             return
+        # For each end that a hit may have, the instances that have what groups need that keep all
+        # blocks: the later it is, the fewer.
+        reach = [bits] * (max_tokens // step)
         for group in full:
-            runs.append(self._run(hashes, group, layout, max_tokens, bits))
-            max_tokens = min(max_tokens, (len(runs[-1]) + 1) * group.block_size - 1)
-        step = layout.alignment_tokens
-        left = bits
-        for end in range(max_tokens // step * step, 0, -step):
-            holders = left
-            for group, run in zip(full, runs, strict=True):
-                num_blocks, rest = divmod(end, group.block_size)
-                if num_blocks:
-                    holders &= run[num_blocks - 1]
-                if rest:
-                    holders &= self._holders_at(hashes, end, group, layout)
-            for group in others:
-                holders = self._holders_before(hashes, end, group, layout, holders)
-            if holders:
-                self._enter(holders, max(0, end - layout.dropped_tokens), found)
-                left &= ~holders
-                if not left:
-                    return
+            reach_of_group = self._reach(hashes, group, layout, len(reach) * step, bits)
+            reach = [*map(and_, reach, reach_of_group)]
+        tails = [self._tail(hashes, each, layout, len(reach) * step) for each in others]
+        left, place = bits, len(reach)
+        while left and place:
+            eligible = left & reach[place - 1]
+            are_same = partial(_are_left, left, eligible)
+            floor = bisect_left(reach, True, 0, place - 1, key=are_same)
+            left ^= self._find_between(floor, place, tails, layout, eligible, found)
+            place = floor
+
+    def _find_between(
+        self,
+        floor: int,
+        place: int,
+        tails: "Sequence[_Tail]",
+        layout: CacheLayout,
+        bits: int,
+        found: dict[InstanceId, int],
+    ) -> int:
+        """Enter the longest hit of those of these instances that have one that ends above the first
+        of these places, and not above the second; returns them."""
+        left, floor_tokens = bits, floor * layout.alignment_tokens
+        while left and place > floor:
+            num_tokens = place * layout.alignment_tokens
+            holders, shorter_tokens = left, num_tokens - 1
+            for tail in tails:
+                holders, shorter_tokens = tail.holders_at(num_tokens, holders, left, floor_tokens)
+                if not holders:
+                    break
+            self._enter(holders, max(0, num_tokens - layout.dropped_tokens), found)
+            left ^= holders
+            place = shorter_tokens // layout.alignment_tokens
+        return bits ^ left
+
+    def _reach(
+        self,
+        hashes: Sequence[int],
+        group: CacheGroup,
+        layout: CacheLayout,
+        max_tokens: int,
+        bits: int,
+    ) -> list[int]:
+        """For each end that a hit may have, the instances that have all blocks of the group up to
+        there."""
+        run = self._run(hashes, group, layout, max_tokens, bits)
+        step, block_size = layout.alignment_tokens, group.block_size
+        if block_size <= step:
+            return run[step // block_size - 1 :: step // block_size]
+        # Hits also end inside blocks: anywhere before the last token up to which one is cached.
+        keys = _keys(hashes, step, group, layout, max_tokens)
+        num_ends = block_size // step
+        reach: list[int] = []
+        for number, before in enumerate([bits, *run]):
+            ends = keys[number * num_ends : (number + 1) * num_ends]
+            behind = accumulate(map(self._holders.get, reversed(ends), repeat(0)), or_)
+            reach += [before & each for each in reversed([*behind])]
+        return reach
+
+    def _tail(
+        self, hashes: Sequence[int], group: CacheGroup, layout: CacheLayout, max_tokens: int
+    ) -> "_Tail":
+        unit_tokens = min(group.block_size, layout.alignment_tokens)
+        keys = _keys(hashes, unit_tokens, group, layout, max_tokens)
+        return _Tail(group, unit_tokens, [*map(self._holders.get, keys, repeat(0))])
 
     def _run(
         self,
@@ -173,7 +221,7 @@ class PrefixIndex:
     ) -> list[int]:
         """For each full block, the instances that have it and all before it, up to the last that
         any has."""
-        keys = _full_keys(hashes, group, layout, max_tokens)
+        keys = _keys(hashes, group.block_size, group, layout, max_tokens)
         holders = map(self._holders.get, keys, repeat(0))
         _, *run = takewhile(bool, accumulate(holders, and_, initial=bits))
         return run
@@ -192,7 +240,7 @@ class PrefixIndex:
         Engines evict the end of a prompt before its beginning: an instance that has a block has all
         before it. So a few blocks of a long prompt show where the hits end.
         """
-        keys = _full_keys(hashes, group, layout, max_tokens)
+        keys = _keys(hashes, group.block_size, group, layout, max_tokens)
         get = self._holders.get
         bits &= get(keys[0], 0) if keys else 0
         end = 1
@@ -202,26 +250,6 @@ class PrefixIndex:
             num_tokens = max(0, end * group.block_size - layout.dropped_tokens)
             self._enter(bits & ~having, num_tokens, found)
             bits = having
-
-    def _holders_before(
-        self, hashes: Sequence[int], end: int, group: CacheGroup, layout: CacheLayout, bits: int
-    ) -> int:
-        """Those of the instances that have the blocks which attention at this end looks at."""
-        if group.chunk_tokens:
-            first = end // group.chunk_tokens * group.chunk_tokens
-            first = first // group.block_size * group.block_size
-        else:
-            first = max(0, end - (group.num_last_blocks or 0) * group.block_size)
-        while end > first and bits:
-            bits &= self._holders_at(hashes, end, group, layout)
-            end -= group.block_size
-        return bits
-
-    def _holders_at(
-        self, hashes: Sequence[int], end: int, group: CacheGroup, layout: CacheLayout
-    ) -> int:
-        block_hash = hashes[end // layout.hash_tokens - 1]
-        return self._holders.get(cache_key(block_hash, group.index), 0)
 
     def _enter(self, holders: int, num_tokens: int, found: dict[InstanceId, int]) -> None:
         while holders:
@@ -349,17 +377,69 @@ class _Instance:
     last_keys: dict[int, list[RequestId]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class _Tail:
+    """The blocks of one group at which the tokens behind a hit look: of a window, or the one of a
+    state.
+
+    Attributes:
+        unit_tokens: those of a block, or those for which there is a state.
+        holders: for each unit of the prompt, the instances that have the block that ends with it.
+    """
+
+    group: CacheGroup
+    unit_tokens: int
+    holders: Sequence[int]
+
+    def holders_at(
+        self, num_tokens: int, bits: int, among: int, floor_tokens: int
+    ) -> tuple[int, int]:
+        """Return those of the instances that have the blocks for a hit of this length, and the next
+        shorter length for which any of `among`, of which they are, may have them, or one that is
+        not above the floor."""
+        place = num_tokens // self.unit_tokens
+        first = self._first(place)
+        while place > first and bits:
+            place -= 1
+            bits &= self.holders[place]
+        if bits:
+            return bits, num_tokens - 1
+        shorter_tokens = num_tokens - 1
+        # All that end behind this block, up to here, need it.
+        lowest = max(first if self.group.chunk_tokens else 0, floor_tokens // self.unit_tokens)
+        while place >= lowest and not self.holders[place] & among:
+            shorter_tokens = place * self.unit_tokens
+            place -= 1
+        return 0, shorter_tokens
+
+    def _first(self, end: int) -> int:
+        """The first unit at which the tokens behind this one look."""
+        chunk_tokens = self.group.chunk_tokens
+        if chunk_tokens:
+            return end * self.unit_tokens // chunk_tokens * chunk_tokens // self.unit_tokens
+        return max(0, end - (self.group.num_last_blocks or 0))
+
+
 def _is_lacked(get_holders: Callable[[int, int], int], bits: int, key: int) -> bool:
     """Whether any of these instances lacks the block of this key."""
     return get_holders(key, 0) & bits != bits
 
 
-def _full_keys(
-    hashes: Sequence[int], group: CacheGroup, layout: CacheLayout, max_tokens: int
+def _are_left(left: int, bits: int, holders: int) -> bool:
+    """Whether these are the ones of the instances left that are among the holders."""
+    return holders & left == bits
+
+
+def _keys(
+    hashes: Sequence[int],
+    unit_tokens: int,
+    group: CacheGroup,
+    layout: CacheLayout,
+    max_tokens: int,
 ) -> Sequence[int]:
-    """The key of each full block of the group within these tokens."""
-    step = group.block_size // layout.hash_tokens
-    keys = hashes[step - 1 : max_tokens // group.block_size * step : step]
+    """The keys of the group at the end of each unit within these tokens."""
+    step = unit_tokens // layout.hash_tokens
+    keys = hashes[step - 1 : max_tokens // unit_tokens * step : step]
     mask = cache_key(0, group.index)
     return [each ^ mask for each in keys] if mask else keys
 
