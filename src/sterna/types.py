@@ -281,12 +281,15 @@ class CacheGroup(msgspec.Struct, frozen=True, array_like=True):
             None: all.
         chunk_tokens: it needs the blocks from the beginning of the chunk in which it ends; 0:
             attention has no chunks.
+        dropped_tokens: it needs as many tokens behind the hit's end as well, which are computed
+            nevertheless: drafts. `num_last_blocks` counts theirs, too.
     """
 
     index: int
     block_size: int
     num_last_blocks: int | None = None
     chunk_tokens: int = 0
+    dropped_tokens: int = 0
 
     @property
     def needs_all(self) -> bool:
@@ -300,12 +303,10 @@ class CacheLayout(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         hash_tokens: tokens for which a prompt has one hash.
         alignment_tokens: a hit ends at a multiple of this.
-        dropped_tokens: tokens at the end of a hit that are computed nevertheless, for drafts.
         moves: prefixes are copied between engines of this layout.
     """
 
     hash_tokens: int
     alignment_tokens: int
     groups: tuple[CacheGroup, ...]
-    dropped_tokens: int = 0
     moves: bool = False

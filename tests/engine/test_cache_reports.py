@@ -16,7 +16,13 @@ from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.engine import EngineCoreRequest
-from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheSpec
+from vllm.v1.kv_cache_interface import (
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheSpec,
+    MambaSpec,
+    get_mamba_prefill_checkpoint_position,
+)
 from vllm.v1.request import Request
 
 from sterna.engine.interface import PromptHashing
@@ -41,13 +47,28 @@ GROUPS: dict[str, tuple[KVCacheSpec, ...]] = {
     "full and chunks": (full(16), chunk(16, 64)),
     "full and a state": (full(16), state(64, "align")),
     "a window, chunks, full": (window(16, 20), chunk(16, 32), full(16)),
+    "states inside blocks": (full(64), window(16, 40), state(64, "align")),
 }
+
+DRAFTS: list[tuple[str, tuple[int, ...]]] = [
+    ("full", ()),
+    ("a window", ()),
+    ("full and windows", ()),
+    ("full and windows", (0,)),
+    ("blocks of several sizes", ()),
+    ("full and a state", ()),
+    ("a window, chunks, full", (2,)),
+    ("states inside blocks", (0,)),
+]
+"""With drafts, by layers in these groups: vLLM drops the end of all if it does not know of any."""
 
 
 class Cache:
     """vLLM's manager of 60 blocks, without a model, and what the scheduler knows of it."""
 
-    def __init__(self, specs: tuple[KVCacheSpec, ...], *, use_eagle: bool = False) -> None:
+    def __init__(
+        self, specs: tuple[KVCacheSpec, ...], *, drafters: tuple[int, ...] | None = None
+    ) -> None:
         sizes = [each.block_size for each in specs]
         self.hash_tokens = math.gcd(*sizes)
         function = get_hash_fn_by_name(ALGORITHM)
@@ -57,7 +78,10 @@ class Cache:
             num_blocks=60,
             kv_cache_tensors=[],
             kv_cache_groups=[
-                KVCacheGroupSpec([f"layer{number}"], each) for number, each in enumerate(specs)
+                KVCacheGroupSpec(
+                    [f"layer{number}"], each, is_eagle_group=number in (drafters or ())
+                )
+                for number, each in enumerate(specs)
             ],
         )
         self.manager = KVCacheManager(
@@ -66,8 +90,10 @@ class Cache:
             scheduler_block_size=math.lcm(*sizes),
             hash_block_size=self.hash_tokens,
             max_in_flight_tokens=STEP_TOKENS,
-            use_eagle=use_eagle,
+            use_eagle=drafters is not None,
         )
+        self.has_drafts = drafters is not None
+        self.state_tokens = [each.block_size for each in specs if isinstance(each, MambaSpec)]
         self.reports = CacheReports(self.manager.coordinator)
         self.contents = CacheContents(HERE, self.reports.layout)
         self.index = PrefixIndex()
@@ -78,16 +104,37 @@ class Cache:
         """Prefill a request in steps, if there is memory, as vLLM's scheduler does."""
         request = Request.from_engine_core_request(sent(token_ids), self.hasher)
         found, num_found, _ = self.manager.get_computed_blocks(request)
-        num_tokens = min(STEP_TOKENS - num_found % STEP_TOKENS, len(token_ids) - num_found)
+        num_tokens = self.num_in_step(num_found, len(token_ids))
         if self.manager.allocate_slots(request, num_tokens, num_found, found) is None:
             return
+        self.end_step()
         request.num_computed_tokens = num_found + num_tokens
         self.held.append(request)
         while request.num_computed_tokens < len(token_ids):
-            num_tokens = min(STEP_TOKENS, len(token_ids) - request.num_computed_tokens)
+            num_tokens = self.num_in_step(request.num_computed_tokens, len(token_ids))
             if self.manager.allocate_slots(request, num_tokens) is None:
                 break
+            self.end_step()
             request.num_computed_tokens += num_tokens
+
+    def end_step(self) -> None:
+        """The worker has computed the step, and copied the states that it had to."""
+        _, copied = self.manager.take_kv_cache_block_copies()
+        self.manager.block_pool.free_blocks(copied)
+        self.manager.new_step_starts()
+
+    def num_in_step(self, num_computed: int, num_tokens: int) -> int:
+        """The tokens of a step. It ends where a state is to be kept, as in vLLM's scheduler
+        (`_mamba_block_aligned_split`)."""
+        end = min((num_computed // STEP_TOKENS + 1) * STEP_TOKENS, num_tokens)
+        sizes = {*self.state_tokens, self.hash_tokens} if self.state_tokens else ()
+        stops = [
+            get_mamba_prefill_checkpoint_position(num_tokens, each, self.has_drafts)
+            for each in sizes
+        ]
+        return (
+            min((each for each in stops if num_computed < each < end), default=end) - num_computed
+        )
 
     def end(self) -> None:
         if self.held:
@@ -150,15 +197,16 @@ COMMANDS = st.lists(st.one_of(PROMPTS, st.sampled_from(["end", "end", "reset"]))
 
 
 @pytest.mark.parametrize(
-    ("name", "use_eagle"), [*((name, False) for name in GROUPS), ("full", True)]
+    ("name", "drafters"),
+    [*((name, None) for name in GROUPS), *DRAFTS],
 )
-def test_the_scheduler_finds_what_vllm_finds(name: str, use_eagle: bool) -> None:
+def test_the_scheduler_finds_what_vllm_finds(name: str, drafters: tuple[int, ...] | None) -> None:
     counts = Counter[bool]()
 
     @settings(max_examples=60, deadline=None)
     @given(COMMANDS, PROMPTS)
     def test(commands: list[list[int] | str], other: list[int]) -> None:
-        cache = Cache(GROUPS[name], use_eagle=use_eagle)
+        cache = Cache(GROUPS[name], drafters=drafters)
         computed = [other]
         for command in commands:
             if command == "end":

@@ -34,6 +34,19 @@ LAYOUTS = {
     ),
     "full and a state": CacheLayout(HASH, 4, (CacheGroup(0, 4), CacheGroup(1, 16, 1))),
     "a state inside blocks": CacheLayout(HASH, 4, (CacheGroup(0, 16), CacheGroup(1, 16, 1))),
+    "a window, and drafts": CacheLayout(HASH, 4, (CacheGroup(0, 4, 4, 0, 4),)),
+    "full and a window, and drafts": CacheLayout(
+        HASH, 4, (CacheGroup(0, 4, None, 0, 4), CacheGroup(1, 4, 4, 0, 4))
+    ),
+    "full and a state, and drafts": CacheLayout(
+        HASH, 4, (CacheGroup(0, 4, None, 0, 4), CacheGroup(1, 16, 1))
+    ),
+    "a state inside blocks, and drafts": CacheLayout(
+        HASH, 4, (CacheGroup(0, 16, None, 0, 4), CacheGroup(1, 16, 1))
+    ),
+    "blocks of several sizes, and drafts": CacheLayout(
+        HASH, 16, (CacheGroup(0, 16, None, 0, 16), CacheGroup(1, 4, 3, 0, 4), CacheGroup(2, 16, 1))
+    ),
 }
 
 
@@ -55,23 +68,32 @@ def keys_of(layout: CacheLayout, lacks: Iterable[tuple[int, int]], num_hashes: i
     """The keys of an instance that has all but these: group and hash."""
     ends = range(HASH, num_hashes * HASH + 1, HASH)
     every = {key_at(end, group) for group in layout.groups for end in ends}
-    return every - {key_at(HASH * number, layout.groups[group]) for group, number in lacks}
+    groups = layout.groups
+    return every - {key_at(HASH * each, groups[group % len(groups)]) for group, each in lacks}
 
 
 def longest_hit(request: DispatchRequest, layout: CacheLayout, keys: set[int]) -> int:
     """Tried from the last end on."""
     num_hashes = len(request.block_hashes) // 8
     step = layout.alignment_tokens
-    last = min(num_hashes * HASH, request.prompt_tokens - 1) // step * step
-    ends = range(last, 0, -step)
-    return next(
-        (end for end in ends if all(has(each, end, last, step, keys) for each in layout.groups)), 0
-    )
+    # The last token is always computed.
+    before_last = min(num_hashes * HASH, request.prompt_tokens - 1)
+    most = before_last if len(layout.groups) == 1 else num_hashes * HASH
+    last = before_last // step * step
+    for end in range(last, 0, -step):
+        if all(
+            has(each, end + each.dropped_tokens, min(last + each.dropped_tokens, most), step, keys)
+            for each in layout.groups
+        ):
+            return end
+    return 0
 
 
 def has(group: CacheGroup, end: int, last: int, step: int, keys: set[int]) -> bool:
-    """Whether what a hit needs of the group is there, if it ends here."""
+    """Whether all that is needed of the group is there, up to this end."""
     size = group.block_size
+    if end > last:
+        return False
     if group.needs_all:
         whole = all(key_at(each, group) in keys for each in range(size, end + 1, size))
         # A part of the last block is in it up to one of these.

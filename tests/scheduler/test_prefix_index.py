@@ -130,10 +130,23 @@ def test_a_window_needs_the_last_blocks_and_full_attention_all() -> None:
 
 def test_drafts_compute_the_end_of_a_hit_again() -> None:
     index = PrefixIndex()
-    layout = CacheLayout(BLOCK, BLOCK, FULL.groups, BLOCK)
+    layout = CacheLayout(BLOCK, BLOCK, (CacheGroup(0, BLOCK, dropped_tokens=BLOCK),))
     index.on_report(report(I0, [1, 2], layout=layout))
     index.on_report(report(I1, [1], layout=layout))
     assert index.cached_tokens(ask("r", [1, 2, 3])) == {I0: BLOCK, I1: 0}
+
+
+def test_drafts_need_no_state_behind_the_end_of_a_hit() -> None:
+    """By hand: of two blocks of full attention the second is dropped, and the state is that behind
+    the first; with one block alone nothing is left."""
+    index = PrefixIndex()
+    groups = (CacheGroup(0, BLOCK, dropped_tokens=BLOCK), CacheGroup(1, BLOCK, 1))
+    layout = CacheLayout(BLOCK, BLOCK, groups)
+    state = cache_key(1, 1)
+    index.on_report(report(I0, [1, 2, state], layout=layout))
+    index.on_report(report(I1, [1, state], layout=layout))
+    assert index.cached_tokens(ask("r", [1, 2])) == {I0: BLOCK}
+    assert index.cached_tokens(ask("r", [1, 2], more_tokens=0)) == {I0: BLOCK}
 
 
 def test_a_group_that_is_not_the_first_has_keys_of_its_own() -> None:

@@ -144,9 +144,14 @@ class PrefixIndex:
         # For each end that a hit may have, the instances that have what groups need that keep all
         # blocks: the later it is, the fewer.
         reach = [bits] * (max_tokens // step)
+        # With several groups, vLLM also takes the prompt's last token for what it drops.
+        all_tokens = len(hashes) * layout.hash_tokens if len(layout.groups) > 1 else max_tokens
         for group in full:
-            reach_of_group = self._reach(hashes, group, layout, len(reach) * step, bits)
+            last_tokens = min(len(reach) * step + group.dropped_tokens, all_tokens)
+            reach_of_group = self._reach(hashes, group, layout, last_tokens, bits)
             reach = [*map(and_, reach, reach_of_group)]
+        most_dropped = max((each.dropped_tokens for each in others), default=0)
+        del reach[max(0, (all_tokens - most_dropped) // step) :]
         tails = [self._tail(hashes, each, layout, len(reach) * step) for each in others]
         left, place = bits, len(reach)
         while left and place:
@@ -175,7 +180,7 @@ class PrefixIndex:
                 holders, shorter_tokens = tail.holders_at(num_tokens, holders, left, floor_tokens)
                 if not holders:
                     break
-            self._enter(holders, max(0, num_tokens - layout.dropped_tokens), found)
+            self._enter(holders, num_tokens, found)
             left ^= holders
             place = shorter_tokens // layout.alignment_tokens
         return bits ^ left
@@ -188,12 +193,13 @@ class PrefixIndex:
         max_tokens: int,
         bits: int,
     ) -> list[int]:
-        """For each end that a hit may have, the instances that have all blocks of the group up to
-        there."""
+        """For each end that a hit may have, the instances that have all blocks of the group that
+        it needs."""
         run = self._run(hashes, group, layout, max_tokens, bits)
         step, block_size = layout.alignment_tokens, group.block_size
         if block_size <= step:
-            return run[step // block_size - 1 :: step // block_size]
+            first = (step + group.dropped_tokens) // block_size - 1
+            return run[first :: step // block_size]
         # Hits also end inside blocks: anywhere before the last token up to which one is cached.
         keys = _keys(hashes, step, group, layout, max_tokens)
         num_ends = block_size // step
@@ -202,13 +208,13 @@ class PrefixIndex:
             ends = keys[number * num_ends : (number + 1) * num_ends]
             behind = accumulate(map(self._holders.get, reversed(ends), repeat(0)), or_)
             reach += [before & each for each in reversed([*behind])]
-        return reach
+        return reach[group.dropped_tokens // step :]
 
     def _tail(
         self, hashes: Sequence[int], group: CacheGroup, layout: CacheLayout, max_tokens: int
     ) -> "_Tail":
         unit_tokens = min(group.block_size, layout.alignment_tokens)
-        keys = _keys(hashes, unit_tokens, group, layout, max_tokens)
+        keys = _keys(hashes, unit_tokens, group, layout, max_tokens + group.dropped_tokens)
         return _Tail(group, unit_tokens, [*map(self._holders.get, keys, repeat(0))])
 
     def _run(
@@ -247,7 +253,7 @@ class PrefixIndex:
         while bits:
             end = bisect_left(keys, True, end, key=partial(_is_lacked, get, bits))
             having = bits & get(keys[end], 0) if end < len(keys) else 0
-            num_tokens = max(0, end * group.block_size - layout.dropped_tokens)
+            num_tokens = max(0, end * group.block_size - group.dropped_tokens)
             self._enter(bits & ~having, num_tokens, found)
             bits = having
 
@@ -397,7 +403,8 @@ class _Tail:
         """Return those of the instances that have the blocks for a hit of this length, and the next
         shorter length for which any of `among`, of which they are, may have them, or one that is
         not above the floor."""
-        place = num_tokens // self.unit_tokens
+        dropped_tokens = self.group.dropped_tokens
+        place = (num_tokens + dropped_tokens) // self.unit_tokens
         first = self._first(place)
         while place > first and bits:
             place -= 1
@@ -408,7 +415,7 @@ class _Tail:
         # All that end behind this block, up to here, need it.
         lowest = max(first if self.group.chunk_tokens else 0, floor_tokens // self.unit_tokens)
         while place >= lowest and not self.holders[place] & among:
-            shorter_tokens = place * self.unit_tokens
+            shorter_tokens = place * self.unit_tokens - dropped_tokens
             place -= 1
         return 0, shorter_tokens
 

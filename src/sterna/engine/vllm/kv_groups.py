@@ -344,20 +344,26 @@ def short_hash(block_hash: bytes) -> int:
 def _cache_layout(coordinator: KVCacheCoordinator, moves: bool) -> CacheLayout:
     hash_tokens = coordinator.block_pool.hash_block_size
     is_fine = coordinator.enable_partial_hash_hits
-    managers = coordinator.single_type_managers
+    alignment_tokens = hash_tokens if is_fine else coordinator.scheduler_block_size
     groups = [
-        CacheGroup(index, each.block_size, _num_last_blocks(each), _chunk_tokens(each))
-        for index, each in enumerate(managers)
+        CacheGroup(
+            index,
+            each.block_size,
+            _num_last_blocks(each),
+            _chunk_tokens(each),
+            _dropped_tokens(each, alignment_tokens),
+        )
+        for index, each in enumerate(coordinator.single_type_managers)
         if each.kv_cache_spec.prefix_cacheable
     ]
-    dropped = [managers[index].block_size for index in coordinator.eagle_group_ids]
-    return CacheLayout(
-        hash_tokens,
-        hash_tokens if is_fine else coordinator.scheduler_block_size,
-        tuple(groups),
-        max(dropped, default=0),
-        moves,
-    )
+    return CacheLayout(hash_tokens, alignment_tokens, tuple(groups), moves)
+
+
+def _dropped_tokens(manager: Any, alignment_tokens: int) -> int:
+    """Of what is found, the end that vLLM drops for drafts: a block, or a hash where hits end
+    inside blocks. The state at a hit's end is its own; drafters have none."""
+    is_dropped = manager.use_eagle and not isinstance(manager, MambaManager)
+    return min(manager.block_size, alignment_tokens) if is_dropped else 0
 
 
 def _num_last_blocks(manager: Any) -> int | None:
