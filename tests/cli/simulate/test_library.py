@@ -113,8 +113,10 @@ def test_two_classes_of_one_name_are_refused() -> None:
         sterna.simulate(*policies, **SMALL)
 
 
-def test_the_pages_example_runs() -> None:
+def test_the_pages_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     policy, example = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
-    quick = example.replace("rate=7.0", "rate=7.0, requests=50").replace("[1, 2, 3]", "[1]")
+    (tmp_path / "nearest_prefix.py").write_text(policy)
+    monkeypatch.syspath_prepend(tmp_path)
+    quick = example.replace("rate=8.0", "rate=8.0, requests=50").replace("[1, 2, 3]", "[1]")
     assert quick.count("requests=50") == 1
-    exec(compile(policy + quick, "page", "exec"), {})
+    exec(compile(quick, "page", "exec"), {})
