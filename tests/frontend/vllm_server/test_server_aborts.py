@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -29,14 +29,17 @@ def run() -> Iterator[Callable[[Scenario], None]]:
             yield run
 
 
-@contextmanager
-def another_front_end(served: Served) -> Iterator[Actor]:
+@asynccontextmanager
+async def another_front_end(served: Served) -> AsyncIterator[Actor]:
     other = Actor(served.mailbox.address)
     addresses = {ME: served.mailbox.address, FrontendId(8): other.mailbox.address}
     members = [FrontendMember(*each) for each in addresses.items()]
     cluster = served.cluster
     cluster.announce(cluster.i0, cluster.i1, frontends=members)
     try:
+        while getattr(served.server.membership, "frontends", ()) != tuple(members):
+            # Each answer takes a turn of the server's loop.
+            await served.http.get("/health")
         yield other
     finally:
         other.close()
@@ -79,7 +82,7 @@ def test_an_abort_reaches_all_front_ends(
 ) -> None:
     async def test(served: Served) -> None:
         answers, request_ids = await chats(served, "tern")
-        with another_front_end(served) as other:
+        async with another_front_end(served) as other:
             # As httpx would not write it: half of a surrogate pair.
             answer = await served.http.post("/abort_requests", content=json.dumps(body))
             assert answer.json() == {"status": "aborted", "aborted": num_aborted}
@@ -102,7 +105,7 @@ def test_what_another_front_end_was_asked_to_abort_is_aborted_here(
 ) -> None:
     async def test(served: Served) -> None:
         answers, request_ids = await chats(served, "tern", "gull")
-        with another_front_end(served) as other:
+        async with another_front_end(served) as other:
             other.send(AbortNamed(names))
             aborted, _ = await served.cluster.i0.get(AbortRequests)
         assert list(aborted.request_ids) == request_ids[: expected.count("abort")]
@@ -117,7 +120,7 @@ def test_a_client_that_leaves_aborts_its_request_at_its_own_front_end_alone(
     run: Callable[[Scenario], None],
 ) -> None:
     async def test(served: Served) -> None:
-        with another_front_end(served) as other:
+        async with another_front_end(served) as other:
             async with served.streamed_chat(request_id="tern") as events:
                 request_id = (await served.cluster.i0.get_request()).request_id
                 served.cluster.i0.send_tokens(request_id, 0, served.tokens("Hi"))

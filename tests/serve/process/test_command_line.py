@@ -39,11 +39,11 @@ def own_environment() -> Iterator[None]:
     of these."""
     before = dict(os.environ)
     logger = logging.getLogger("sterna")
-    level, outputs = logger.level, list(logger.handlers)
+    level, outputs, propagate = logger.level, list(logger.handlers), logger.propagate
     yield
     # pytest keeps what is logged, and the errors in it hold all that their frames do.
     logger.setLevel(level)
-    logger.handlers[:] = outputs
+    logger.handlers[:], logger.propagate = outputs, propagate
     os.environ.clear()
     os.environ.update(before)
 
