@@ -17,7 +17,7 @@ from sterna.config import TransportConfig
 from sterna.engine.drains import Left, Outgrown
 from sterna.engine.interface import EngineActivity
 from sterna.engine.payload_parts import annotations_of
-from sterna.engine.weight_updates import WeightUpdates
+from sterna.engine.vllm.weight_updates import WeightUpdates
 from sterna.messages.actors import TokenSpan
 from sterna.migration.messages import (
     Adopt,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sterna.engine.weight_updates import WeightUpdates
+from sterna.engine.vllm.weight_updates import WeightUpdates
 
 UPDATE = ("collective_rpc", "update_weights", b"call 7")
 FINISH = ("collective_rpc", "finish_weight_update", b"call 8")

@@ -94,7 +94,8 @@ class EngineActivity:
         num_ended: steps, and commands between two steps, that have ended since the start.
         is_busy: whether one is under way that should end soon. A command of an operator does not
             count: it may take any time.
-        weight_updates: see `WeightUpdates.label`.
+        weight_updates: equal for engines whose weights were updated alike since their start; ""
+            without any update.
     """
 
     num_ended: int

@@ -52,7 +52,7 @@ from sterna.engine.vllm.request_state import (
 from sterna.engine.vllm.scheduler import MigratingScheduler
 from sterna.engine.vllm.step_thread import Pace, StepThread, Views
 from sterna.engine.vllm.transfers import Transfers
-from sterna.engine.weight_updates import WeightUpdates
+from sterna.engine.vllm.weight_updates import WeightUpdates
 from sterna.errors import InstanceStartError
 from sterna.messages.actors import MAX_FRAME_BYTES, TokenSpan
 from sterna.migration.messages import (
