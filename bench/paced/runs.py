@@ -3,7 +3,6 @@
 import argparse
 import re
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +11,6 @@ from bench.paced.cases import Case
 from bench.serving.measured import Measured, Notes, Server, started
 from sterna.cli.simulate.simulate_command import configuration, jobs_of
 from sterna.cli.simulate.simulate_options import add_simulate_options
-from sterna.engine.emulated.config import Preemption
 from sterna.metrics.summary import Summary
 from sterna.simulator.runs import Job, run
 from sterna.workload.catalog import build_trace
@@ -32,11 +30,7 @@ def job_of(case: Case, hardware: Path, policy: str, seed: int) -> Job:
     add_simulate_options(parser)
     args = parser.parse_args(case.simulate_options(hardware, seed))
     (job,) = jobs_of(args, {policy: configuration(args, policy)})
-    if not job.config.policy.has_priorities:
-        return job
-    # `sterna serve` has vLLM schedule by priority then.
-    engine = replace(job.config.engine, preemption=Preemption.LEAST_URGENT)
-    return replace(job, config=replace(job.config, engine=engine))
+    return job
 
 
 def simulated_row(case: Case, job: Job) -> Row:

@@ -271,6 +271,41 @@ CASES = [
         crowded_trace(seed=10),
     ),
     Case(
+        "least urgent, chunked",
+        configuration(
+            report=Report.STALE,
+            engine=replace(
+                CHUNKED,
+                preemption=Preemption.LEAST_URGENT,
+                max_num_batched_tokens=20,
+                keeps_block_free=False,
+            ),
+        ),
+        crowded_trace(seed=26, fraction_high=0.3),
+    ),
+    Case(
+        "least urgent, prefix cache, late binding",
+        configuration(
+            replace(LLUMNIX, binds_late=True, ageing_tokens_per_s=100.0),
+            engine=replace(
+                CACHING,
+                preemption=Preemption.LEAST_URGENT,
+                max_num_batched_tokens=64,
+                keeps_block_free=False,
+                watermark=0.0,
+            ),
+        ),
+        with_sessions(with_prefixes(crowded_trace(seed=27, rate=40.0, fraction_high=0.3))),
+    ),
+    Case(
+        "least urgent, whole prompts",
+        configuration(
+            replace(LLUMNIX, num_concurrent_migrations=2),
+            engine=replace(ENGINE, preemption=Preemption.LEAST_URGENT),
+        ),
+        crowded_trace(seed=28, fraction_high=0.3),
+    ),
+    Case(
         "a policy of one's own",
         configuration(Youngest().as_config(), engine=replace(CHUNKED, max_num_batched_tokens=64)),
         crowded_trace(seed=23, fraction_high=0.1),

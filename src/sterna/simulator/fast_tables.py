@@ -123,6 +123,7 @@ def _settings(config: SimulationConfig) -> Table:
         settings[name] = getattr(engine, name)
     settings["is_chunked"] = engine.step_mode is StepMode.CHUNKED
     settings["is_by_arrival"] = engine.preemption is Preemption.LATEST_ARRIVED
+    settings["is_by_urgency"] = engine.preemption is Preemption.LEAST_URGENT
     settings["min_free_blocks"] = engine.keeps_block_free
     settings["is_live"] = config.report is Report.LIVE
     settings["is_by_step"] = config.report is Report.STEP

@@ -17,7 +17,6 @@ from functools import partial
 import numpy as np
 
 from sterna.config import LlumletConfig
-from sterna.engine.emulated.config import Preemption
 from sterna.errors import ConfigurationError
 from sterna.messages.actors import DispatchRequest
 from sterna.metrics.records import ClusterRecord, Records
@@ -536,9 +535,7 @@ class _EnginePrefixes:
 def _engines(trace: Trace, config: SimulationConfig) -> Engines:
     """The compiled engines, or the plain ones, also for rules that only these have, and for reports
     of a state of requests that has passed."""
-    has_compiled_rules = config.engine.preemption is not Preemption.LEAST_URGENT and (
-        not config.policy.migrates or config.policy.victim in VICTIMS
-    )
+    has_compiled_rules = not config.policy.migrates or config.policy.victim in VICTIMS
     shows_past = config.report is not Report.LIVE and looks_at_requests(config.policy)
     if not (config.is_fast and has_compiled_rules) or shows_past:
         return PlainEngines(trace, config)

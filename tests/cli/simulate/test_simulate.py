@@ -107,6 +107,23 @@ def test_the_settings_of_a_run_are_in_its_json(capsys: pytest.CaptureFixture[str
     assert document["settings"]["report"] == "live"
 
 
+@pytest.mark.parametrize(
+    ("policy", "preemption"), [("sterna", "least_urgent"), ("round-robin", "last_admitted")]
+)
+def test_an_engine_of_vllm_1_schedules_as_it_is_served_under_the_policy(
+    policy: str, preemption: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile = ("--profile", "h100-llama-3.1-8b")
+    document = documents(capsys, "--policy", policy, *profile)
+    assert document["settings"]["engine"]["preemption"] == preemption
+
+
+def test_a_rule_that_is_set_holds_under_any_policy(capsys: pytest.CaptureFixture[str]) -> None:
+    rule = ("--set", "engine.preemption=last-admitted")
+    document = documents(capsys, "--profile", "h100-llama-3.1-8b", *rule)
+    assert document["settings"]["engine"]["preemption"] == "last_admitted"
+
+
 def test_the_papers_auto_scaling_is_that_of_its_runs(capsys: pytest.CaptureFixture[str]) -> None:
     """Section 6.5's figures, and the artifact's rules: docs/simulation.md promises both."""
     settings = documents(capsys, "--paper", "--auto-scaling", "1:3")["settings"]

@@ -44,6 +44,7 @@ class Arrival:
     name: str
     prompt: tuple[int, ...]
     output_tokens: int
+    arrived_s: float
     urgency: int = 0
     salt: str | None = None
 
@@ -95,6 +96,8 @@ def random_script(
                 name=f"r{number:02d}",
                 prompt=(*shared, *[200 + number] * (prompt_tokens - len(shared))),
                 output_tokens=rng.choice([rng.randint(1, 40), rng.randint(30, 70)]),
+                # Where vLLM looks at arrivals, some requests were held elsewhere before they came.
+                arrived_s=number - (rng.choice([0, 0, 4.5]) if policy == "priority" else 0),
                 urgency=rng.choice([0, 0, 1]) if policy == "priority" else 0,
                 salt=rng.choice([None, None, "pepper"]) if prefix_caching else None,
             )
@@ -136,7 +139,7 @@ def vllm_records(core: Any, script: Script) -> list[StepRecord]:
 
     core.scheduler = scheduler = _scheduler_of(core, script)
 
-    def add(arrival: Arrival, number: int) -> None:
+    def add(arrival: Arrival) -> None:
         # Each request has outputs of its own, after the same prompt, too.
         sampling_params = SamplingParams(
             temperature=1.0, max_tokens=arrival.output_tokens, ignore_eos=True
@@ -147,7 +150,7 @@ def vllm_records(core: Any, script: Script) -> list[StepRecord]:
             mm_features=None,
             sampling_params=sampling_params,
             pooling_params=None,
-            arrival_time=float(number),
+            arrival_time=arrival.arrived_s,
             lora_request=None,
             cache_salt=arrival.salt,
             data_parallel_rank=None,
@@ -243,13 +246,13 @@ def emulated_records(script: Script, preemption: Preemption | None = None) -> li
     )
     core = EmulatedCore(config, ANY_STEP_TIME)
 
-    def add(arrival: Arrival, number: int) -> None:
+    def add(arrival: Arrival) -> None:
         core.add(
             RequestState(
                 request_id=RequestId(arrival.name),
                 prompt_tokens=len(arrival.prompt),
                 output_tokens=arrival.output_tokens,
-                arrival_s=float(number),
+                arrival_s=arrival.arrived_s,
                 scheduling_priority=Priority(arrival.urgency),
                 block_hashes=hashes_of(arrival),
             )
@@ -283,13 +286,12 @@ PREEMPTION = {"fcfs": Preemption.LAST_ADMITTED, "priority": Preemption.LEAST_URG
 
 def _play(script: Script, add: Any, step: Any, has_requests: Any) -> list[StepRecord]:
     """Step to the end of the script; steps that compute nothing are not counted."""
-    coming = list(enumerate(script.arrivals))
+    coming = list(script.arrivals)
     records: list[StepRecord] = []
     num_empty_steps = 0
     while coming or has_requests():
-        while coming and (coming[0][1].after_step <= len(records) or not has_requests()):
-            number, arrival = coming.pop(0)
-            add(arrival, number)
+        while coming and (coming[0].after_step <= len(records) or not has_requests()):
+            add(coming.pop(0))
         record = step()
         if record is None or not record.computed:
             num_empty_steps += 1

@@ -1,7 +1,7 @@
 """vLLM 1 with priority scheduling gives memory by entry into the batch and takes it by urgency.
 
-`test_against_vllm` compares whole runs; these are its two surprising cases, by hand. Blocks hold
-four tokens.
+`test_against_vllm` compares whole runs; these are its surprising cases, by hand. Blocks hold four
+tokens.
 """
 
 from sterna.engine.emulated.config import Preemption
@@ -50,3 +50,20 @@ def test_nobody_loses_memory_while_there_is_enough() -> None:
     core = full_engine(NORMAL, HIGH, num_blocks=8)
     assert step(core).preempted == step(core).preempted == ()
     assert batch(core) == ["first", "second"]
+
+
+def test_a_preempted_request_queues_by_its_arrival() -> None:
+    """One that came to the engine late, but had arrived before, stays in front of it."""
+    core = full_engine(NORMAL, NORMAL)
+    assert step(core).scheduled == (("first", 1), ("second", 8))
+    add(core, request("early", 8, arrival_s=0.5))
+    assert step(core).preempted == ("second",)
+    assert queue(core) == ["early", "second"]
+
+
+def test_with_what_it_had_computed_it_queues_by_its_arrival_too() -> None:
+    core = full_engine(NORMAL, NORMAL)
+    step(core)
+    add(core, request("early", 8, arrival_s=0.5))
+    add(core, request("sent again", 8, arrival_s=0.7, num_output_tokens=2))
+    assert queue(core) == ["early", "sent again"]

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from sterna.engine.emulated.config import EmulatedEngineConfig, Preemption
+from sterna.engine.emulated.config import EmulatedEngineConfig
 from sterna.engine.emulated.durations import StepTime
 from sterna.engine.emulated.emulated_engine import EmulatedOptions
 from sterna.engine.emulated.profiles import profile
@@ -80,9 +80,8 @@ def changed_engine(engine: EmulatedEngineConfig, args: Namespace) -> EmulatedEng
     if "block_size" in changes:
         num_tokens = engine.num_blocks * engine.block_size
         changes.setdefault("num_blocks", num_tokens // changes["block_size"])
-    if args.scheduling_policy == "priority" and engine.preemption is Preemption.LAST_ADMITTED:
-        changes["preemption"] = Preemption.LEAST_URGENT
-    return replace(engine, **changes)
+    changed = replace(engine, **changes)
+    return changed.with_priorities() if args.scheduling_policy == "priority" else changed
 
 
 def paced_options(args: Namespace) -> StepTime:

@@ -326,12 +326,12 @@ def _default_config(args: argparse.Namespace, policy: str) -> "SimulationConfig"
     from sterna.engine.emulated.profiles import profile
     from sterna.simulator.config import SimulationConfig
 
-    chosen = profile(args.profile or DEFAULT_PROFILE)
+    chosen, rules = profile(args.profile or DEFAULT_PROFILE), policy_named(policy)
     return SimulationConfig(
-        engine=chosen.engine,
+        engine=chosen.engine.with_priorities() if rules.has_priorities else chosen.engine,
         step_time=chosen.step_time,
         copy_time=chosen.copy_time,
-        policy=policy_named(policy),
+        policy=rules,
         num_instances=args.instances,
     )
 

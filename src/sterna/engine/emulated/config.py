@@ -1,6 +1,6 @@
 """Configuration of an emulated engine: its memory, limits and scheduling rules. Pure."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from sterna.errors import ConfigurationError
@@ -24,8 +24,8 @@ class Preemption(Enum):
     """By entry into the batch; the last one is preempted (vLLM 1, first come first served)."""
     LEAST_URGENT = "least_urgent"
     """By entry into the batch; the last one by scheduling priority, then arrival, is preempted,
-    wherever it stands in the batch (vLLM 1 with priority scheduling). Not compiled: simulations
-    step such engines in Python."""
+    wherever it stands in the batch, and queues by the same order (vLLM 1 with priority scheduling).
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +94,13 @@ class EmulatedEngineConfig:
     def total_tokens(self) -> int:
         """M: memory usable by requests, in tokens."""
         return self.num_usable_blocks * self.block_size
+
+    def with_priorities(self) -> "EmulatedEngineConfig":
+        """This engine where vLLM schedules by priority, as `sterna serve` has it do under policies
+        with priorities. vLLM 0.1 always does."""
+        if self.preemption is not Preemption.LAST_ADMITTED:
+            return self
+        return replace(self, preemption=Preemption.LEAST_URGENT)
 
     def blocks_of(self, num_tokens: int) -> int:
         """Blocks for the KV of `num_tokens` tokens."""

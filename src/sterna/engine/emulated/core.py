@@ -270,12 +270,16 @@ class EmulatedCore:
     def _enqueue(self, request: EmulatedRequest) -> None:
         """Queue behind those of higher priority, the preempted and the earlier of the same."""
         place = len(self._waiting)
-        while place > 0 and _comes_after(self._waiting[place - 1], request):
+        while place > 0 and self._comes_after(self._waiting[place - 1], request):
             place -= 1
         self._queue_at(place, request)
 
     def _enqueue_in_front(self, request: EmulatedRequest) -> None:
-        """Queue in front of all requests of the same priority."""
+        """Queue in front of all requests of the same priority; vLLM's queue by priority has no such
+        place, and puts it by its arrival."""
+        if self._config.preemption is Preemption.LEAST_URGENT:
+            self._enqueue(request)
+            return
         place = 0
         while (
             place < len(self._waiting)
@@ -283,6 +287,13 @@ class EmulatedCore:
         ):
             place += 1
         self._queue_at(place, request)
+
+    def _comes_after(self, queuing: EmulatedRequest, newcomer: EmulatedRequest) -> bool:
+        if queuing.scheduling_priority != newcomer.scheduling_priority:
+            return queuing.scheduling_priority < newcomer.scheduling_priority
+        is_by_arrival = self._config.preemption is Preemption.LEAST_URGENT
+        stays_in_front = queuing.is_preempted and not is_by_arrival
+        return not stays_in_front and queuing.arrival_s > newcomer.arrival_s
 
     def _queue_at(self, place: int, request: EmulatedRequest) -> None:
         request.num_found_tokens = len(self._find(request)) * self._config.block_size
@@ -654,9 +665,3 @@ class EmulatedCore:
 
 def _arrival_key(request: EmulatedRequest) -> tuple[int, float]:
     return -request.scheduling_priority, request.arrival_s
-
-
-def _comes_after(queuing: EmulatedRequest, newcomer: EmulatedRequest) -> bool:
-    if queuing.scheduling_priority != newcomer.scheduling_priority:
-        return queuing.scheduling_priority < newcomer.scheduling_priority
-    return not queuing.is_preempted and queuing.arrival_s > newcomer.arrival_s

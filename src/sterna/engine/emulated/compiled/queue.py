@@ -115,14 +115,17 @@ def unlink(tables: Tables, r: int, index: int) -> None:
 
 @njit
 def enqueue(tables: Tables, r: int, index: int) -> None:
-    """Queue behind those of higher priority, the preempted and the earlier of the same."""
+    """Queue behind those of higher priority, the preempted and the earlier of the same; see
+    `EmulatedCore._enqueue`."""
     newcomer = tables.requests[index]
+    is_by_urgency = tables.settings[0].is_by_urgency == 1
     behind = NONE
     before = tables.rows[r].last
     while before != NONE:
         other = tables.requests[before]
         if other.priority == newcomer.priority:
-            comes_after = other.is_preempted == 0 and other.arrival_s > newcomer.arrival_s
+            stays_in_front = other.is_preempted == 1 and not is_by_urgency
+            comes_after = not stays_in_front and other.arrival_s > newcomer.arrival_s
         else:
             comes_after = other.priority < newcomer.priority
         if not comes_after:
@@ -134,7 +137,10 @@ def enqueue(tables: Tables, r: int, index: int) -> None:
 
 @njit
 def enqueue_in_front(tables: Tables, r: int, index: int) -> None:
-    """Queue in front of all requests of the same priority."""
+    """Queue in front of all requests of the same priority; see `EmulatedCore._enqueue_in_front`."""
+    if tables.settings[0].is_by_urgency:
+        enqueue(tables, r, index)
+        return
     behind = tables.rows[r].first
     while behind != NONE and tables.requests[behind].priority > tables.requests[index].priority:
         behind = tables.requests[behind].behind

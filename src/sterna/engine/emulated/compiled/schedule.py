@@ -3,7 +3,7 @@
 import numpy as np
 from numba import njit
 
-from sterna.engine.emulated.compiled.batch import end_decoding, join_batch
+from sterna.engine.emulated.compiled.batch import end_decoding, join_batch, leave_batch
 from sterna.engine.emulated.compiled.prefixes import find, forget, free, remember, use
 from sterna.engine.emulated.compiled.queue import (
     demand_of,
@@ -22,17 +22,42 @@ from sterna.engine.emulated.compiled.tables import (
 
 
 @njit
-def preempt_last(tables: Tables, r: int) -> int:
-    """Preempt the last running request."""
+def find_victim(tables: Tables, r: int) -> int:
+    """The place in the batch of the request that is preempted first."""
     row = tables.rows[r]
-    index = tables.running[r, row.num_running - 1]
+    if tables.settings[0].is_by_urgency == 0:
+        return row.num_running - 1
+    victim = 0
+    for place in range(1, row.num_running):
+        last = tables.requests[tables.running[r, victim]]
+        other = tables.requests[tables.running[r, place]]
+        if other.priority == last.priority:
+            comes_after = other.arrival_s > last.arrival_s
+        else:
+            comes_after = other.priority < last.priority
+        if comes_after:
+            victim = place
+    return victim
+
+
+@njit
+def preempt(tables: Tables, r: int, place: int) -> int:
+    """Preempt the running request at this place of the batch; returns the number of its tokens that
+    the step would have computed."""
+    row, rule = tables.rows[r], tables.settings[0]
+    index = tables.running[r, place]
     request = tables.requests[index]
+    num_scheduled = request.scheduled
     if request.state == DECODING:
         end_decoding(tables, r, index)
+        # The block that the step has just given it.
+        num_tokens = request.num_computed_tokens + num_scheduled
+        request.num_blocks = -(-num_tokens // rule.block_size)
+        if rule.prefix_caching:
+            remember(tables, r, index, num_tokens // rule.block_size)
     else:
         row.num_prefilling -= 1
-    row.num_running -= 1
-    tables.counts[r, request.priority] -= 1
+    leave_batch(tables, r, index)
     free(tables, r, index, request.num_blocks)
     request.num_blocks = 0
     request.num_computed_tokens = 0
@@ -41,7 +66,7 @@ def preempt_last(tables: Tables, r: int) -> int:
     request.is_preempted = 1
     row.num_preemptions += 1
     enqueue_in_front(tables, r, index)
-    return index
+    return num_scheduled
 
 
 @njit
@@ -62,11 +87,15 @@ def schedule_each(tables: Tables, num_preempted: int, r: int, budget: int) -> tu
         num_held = -(-num_computed // rule.block_size)
         num_new = -(-(num_computed + num_tokens) // rule.block_size) - num_held
         while row.free_blocks < max(num_new, rule.min_free_blocks):
-            victim = preempt_last(tables, r)
-            tables.notes[FIRST_TURN + rule.max_num_seqs + num_preempted] = victim
+            victim = find_victim(tables, r)
+            tables.notes[FIRST_TURN + rule.max_num_seqs + num_preempted] = tables.running[r, victim]
             num_preempted += 1
-            if victim == index:
+            num_scheduled = preempt(tables, r, victim)
+            if victim == place:
                 return budget, num_preempted
+            if victim < place:
+                place -= 1
+                budget += num_scheduled
         row.free_blocks -= num_new
         if row.num_idle > row.free_blocks:
             forget(tables, r)

@@ -75,7 +75,9 @@ def begin_step(tables: Tables, r: int, now_s: float) -> bool:
     row.is_held = 0
     row.has_changed = 1
     is_any, num_preempted = schedule(tables, 0, r, now_s)
-    if not is_any and num_preempted > 0:
+    num_before = 0
+    while not is_any and num_preempted > num_before:
+        num_before = num_preempted
         is_any, num_preempted = schedule(tables, num_preempted, r, now_s)
     end_s = now_s
     if is_any:

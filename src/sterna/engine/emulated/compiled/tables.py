@@ -186,6 +186,7 @@ SETTINGS = np.dtype(
         ("max_num_batched_tokens", np.int64),
         ("is_chunked", np.int64),
         ("is_by_arrival", np.int64),
+        ("is_by_urgency", np.int64),
         ("min_free_blocks", np.int64),
         ("is_live", np.int64),
         ("is_by_step", np.int64),
