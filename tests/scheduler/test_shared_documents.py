@@ -184,11 +184,11 @@ def test_questions_of_one_session_run_together() -> None:
 
 
 def test_no_more_is_shared_than_is_cached() -> None:
-    """By hand: 13,760 tokens are free."""
+    """By hand: 10,000 tokens are free."""
     cluster = Cluster()
     cluster.ask("r0", cached={})
-    cluster.report(with_requests("r0"))
-    needed_tokens = QUESTION - 13_760
+    cluster.report(with_requests("r0", more=[3_760]))
+    needed_tokens = QUESTION - 10_000
     assert cluster.ask("r1", cached={"i0": needed_tokens - 16}) == []
     assert cluster.ask("r2", cached={"i0": needed_tokens}) == [("r2", "i0")]
 
@@ -254,6 +254,36 @@ def test_reports_of_instances_without_the_document_cost_no_look(
     monkeypatch.setattr(RunningPrompts, "shared", lambda *arguments: looks.append(arguments))
     cluster.report(with_requests(more=[TOTAL - 9_000], instance_id="i1"))
     assert looks == []
+
+
+def test_only_prompts_that_may_be_alike_are_compared() -> None:
+    """Not those of which less than half is cached, and not those of another document."""
+    cluster = Cluster()
+    cluster.report(with_requests("r0"))
+    candidates, prompts = cluster.core.candidates, RunningPrompts()
+    prompts.on_sent(question("r0", 1), candidates)
+    i0 = InstanceId("i0")
+    assert prompts.shared(question("r1", 1), {i0: QUESTION // 2}, candidates) == {}
+    assert prompts.shared(question("r2", 2), {i0: DOCUMENT}, candidates) == {}
+    assert prompts.num_compared == 0
+    assert prompts.shared(question("r3", 1), {i0: DOCUMENT}, candidates) == {i0: DOCUMENT}
+    assert prompts.num_compared == 1
+
+
+def test_looks_that_compare_much_are_rarer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sterna.scheduler.global_scheduler.COMPARISON_PAUSE_S", 1.0)
+    cluster = Cluster()
+    cluster.ask("r0", cached={})
+    cluster.report(with_requests("r0", more=[TOTAL - QUESTION]))
+    for number in range(1, 4):
+        assert cluster.ask(f"r{number}") == []
+    cluster.core.on_tick(1.3)
+    looks: list[object] = []
+    monkeypatch.setattr(RunningPrompts, "shared", lambda *arguments: looks.append(arguments))
+    cluster.core.on_tick(4.2)
+    assert looks == []
+    cluster.core.on_tick(4.4)
+    assert len(looks) == 3
 
 
 def test_a_document_that_was_sent_later_is_found_within_a_quarter_of_a_second() -> None:

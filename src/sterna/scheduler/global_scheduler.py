@@ -39,7 +39,11 @@ from sterna.scheduler.running_prompts import RunningPrompts
 from sterna.types import NORMAL, FrontendId, InstanceId, InstanceLoad, RequestId
 
 LOOK_AGAIN_S = 0.25
-"""Time between two looks for what large prompts that wait may share with those that were sent."""
+"""Least time between two looks for what large prompts that wait may share with running ones."""
+
+COMPARISON_PAUSE_S = 1e-4
+"""Time to the next look for each pair of prompts that a look compares, which takes some
+microseconds: looks take a few percent of the scheduler's time, however many requests wait."""
 
 
 class Dispatch(msgspec.Struct, frozen=True):
@@ -261,7 +265,7 @@ class GlobalScheduler:
         """Look again for what large prompts may share that wait, also for their prefix."""
         if now_s < self._next_look_s:
             return
-        self._next_look_s = math.inf
+        num_looks, num_compared = 0, self._running_prompts.num_compared
         for request in tuple(self._held):
             if self._may_share(request):
                 new = self._copies.as_new(request)
@@ -269,7 +273,10 @@ class GlobalScheduler:
                 # Others keep their places, and wait on for their prefixes.
                 if shared != self._held.shared(request.request_id):
                     self._hold(request, new, now_s)
-                self._next_look_s = now_s + LOOK_AGAIN_S
+                num_looks += 1
+        num_compared = self._running_prompts.num_compared - num_compared
+        pause_s = max(LOOK_AGAIN_S, COMPARISON_PAUSE_S * num_compared)
+        self._next_look_s = now_s + pause_s if num_looks else math.inf
 
     def on_cancel(self, request_id: RequestId, now_s: float) -> list[Effect]:
         """A front end no longer needs an instance for the request, never sent it there, or has

@@ -18,9 +18,13 @@ class RunningPrompts:
     """The large prompts that were sent to instances, by the ids of their requests.
 
     Those that were sent by a scheduler before this one are not known: nothing is shared with them.
+
+    Attributes:
+        num_compared: comparisons of two whole prompts so far; each takes some microseconds.
     """
 
     def __init__(self) -> None:
+        self.num_compared = 0
         self._hashes: dict[RequestId, Sequence[int]] = {}
         self._block_tokens: int | None = None
 
@@ -41,8 +45,9 @@ class RunningPrompts:
         cached: Mapping[InstanceId, int],
         candidates: CandidateTable,
     ) -> dict[InstanceId, int]:
-        """The tokens of its prompt that running requests on these instances use, if these are more
-        than half of it. To let in prompts that share less would evict what others need.
+        """The tokens of its prompt that running requests on these instances use and prefix caches
+        have, if these are more than half of it. To let in prompts that share less would evict what
+        others need.
 
         Args:
             request: of which the engines report cached blocks.
@@ -53,14 +58,18 @@ class RunningPrompts:
             return {}
         hashes = unpacked(request.block_hashes)
         block_tokens = self._tokens_of_a_block(request.prompt_tokens // len(hashes))
+        # A hash also says what is before its block: that of the middle one tells most others apart.
+        middle = slice(len(hashes) // 2, len(hashes) // 2 + 1)
         found: dict[InstanceId, int] = {}
         for instance_id, cached_tokens in cached.items():
             candidate = candidates.find(instance_id)
-            if candidate is None:
+            if candidate is None or 2 * cached_tokens <= request.prompt_tokens:
                 continue
             running = map(self._hashes.get, candidate.load.large_prompts)
-            num_alike = max((_num_alike(each, hashes) for each in running if each), default=0)
-            if 2 * num_alike > len(hashes):
+            alike = [each for each in running if each and each[middle] == hashes[middle]]
+            if alike:
+                self.num_compared += len(alike)
+                num_alike = max(_num_alike(each, hashes) for each in alike)
                 found[instance_id] = min(cached_tokens, num_alike * block_tokens)
         return found
 
@@ -73,7 +82,6 @@ class RunningPrompts:
 
 
 def _num_alike(one: Sequence[int], other: Sequence[int]) -> int:
-    """The number of blocks with which both begin alike. A hash also says what is before its
-    block."""
+    """The number of blocks with which both begin alike."""
     places = range(min(len(one), len(other)))
     return bisect_left(places, True, key=lambda place: one[place] != other[place])
