@@ -75,6 +75,12 @@ def test_after_the_time_the_gate_tells_how_many_are_still_inside() -> None:
     asyncio.run(scenario())
 
 
+async def turns() -> None:
+    """Let happen what is due."""
+    for _ in range(NUM_TURNS):
+        await asyncio.sleep(0)
+
+
 class Background:
     """Responses in the background, as vLLM's server keeps their tasks."""
 
@@ -113,10 +119,52 @@ def test_a_response_in_the_background_is_finished_and_fetched() -> None:
             assert gate.num_inside == 2
             background.may_end.set()
             # Its client asks again some time after its end.
-            for _ in range(NUM_TURNS):
-                await asyncio.sleep(0)
+            await turns()
             assert not background.tasks
             assert (await client.get("/v1/responses/resp_1")).status_code == 200
+            assert not emptied.done()
+            loop.skipped_s += FETCH_S
+            assert await emptied
+
+    run_skipping(scenario, stands)
+
+
+def test_a_response_that_ends_before_the_last_request_can_be_fetched() -> None:
+    async def scenario(loop: SkippingLoop) -> None:
+        kitchen, background = Kitchen(), Background("resp_1")
+        gate = Gate(kitchen, background.tasks)
+        async with visitor(gate) as client:
+            answer = asyncio.create_task(client.post("/v1/completions"))
+            await kitchen.has_begun.wait()
+            gate.close()
+            emptied = asyncio.create_task(gate.emptied(25.0))
+            await turns()
+            background.may_end.set()
+            await turns()
+            loop.skipped_s += FETCH_S / 2
+            kitchen.may_end.set()
+            assert (await answer).text == "done"
+            await turns()
+            assert gate.num_inside == 0
+            assert not emptied.done()
+            loop.skipped_s += FETCH_S / 2
+            assert await emptied
+
+    run_skipping(scenario, stands)
+
+
+def test_a_response_that_ended_just_before_the_gate_closes_can_be_fetched() -> None:
+    async def scenario(loop: SkippingLoop) -> None:
+        background = Background("resp_1")
+        gate = Gate(answer_at_once, background.tasks)
+        async with visitor(gate) as client:
+            assert (await client.post("/v1/responses")).status_code == 200
+            background.may_end.set()
+            await turns()
+            assert gate.num_inside == 0
+            gate.close()
+            emptied = asyncio.create_task(gate.emptied(25.0))
+            await turns()
             assert not emptied.done()
             loop.skipped_s += FETCH_S
             assert await emptied
@@ -141,8 +189,7 @@ def test_the_time_to_fetch_a_response_is_part_of_that_to_finish_it() -> None:
         gate.close()
         emptied = asyncio.create_task(gate.emptied(FETCH_S / 2))
         background.may_end.set()
-        for _ in range(NUM_TURNS):
-            await asyncio.sleep(0)
+        await turns()
         assert gate.num_inside == 0
         loop.skipped_s += FETCH_S / 2
         assert await emptied

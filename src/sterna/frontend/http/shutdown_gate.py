@@ -50,6 +50,9 @@ class Gate:
         self._num_inside = 0
         self._empty = asyncio.Event()
         self._empty.set()
+        self._watched: set[asyncio.Task[None]] = set()
+        # By then the client of the last response in the background has asked for it.
+        self._fetched_by_s = 0.0
 
     @property
     def num_inside(self) -> int:
@@ -61,17 +64,32 @@ class Gate:
         self._is_closed = True
 
     async def emptied(self, timeout_s: float) -> bool:
-        """Wait until no request is inside; returns False if one still is at the time-out."""
+        """Wait until no request is inside, and clients could fetch what was made in the background;
+        returns False if a request still is at the time-out."""
+        loop = asyncio.get_running_loop()
+        self._watch_background()
         try:
             async with asyncio.timeout(timeout_s):
-                while self.num_inside:
+                while self.num_inside or loop.time() < self._fetched_by_s:
                     await self._empty.wait()
                     if self._background:
+                        self._watch_background()
                         await asyncio.wait(self._background.values())
-                        await asyncio.sleep(FETCH_S)
+                    else:
+                        await asyncio.sleep(self._fetched_by_s - loop.time())
         except TimeoutError:
             return self.num_inside == 0
         return True
+
+    def _watch_background(self) -> None:
+        """Note the ends of the responses in the background."""
+        for task in set(self._background.values()) - self._watched:
+            self._watched.add(task)
+            task.add_done_callback(self._on_background_end)
+
+    def _on_background_end(self, task: asyncio.Task[None]) -> None:
+        self._watched.discard(task)
+        self._fetched_by_s = task.get_loop().time() + FETCH_S
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or one connection of another kind."""
@@ -92,6 +110,7 @@ class Gate:
         try:
             await self._application(scope, receive, send)
         finally:
+            self._watch_background()
             self._num_inside -= 1
             if self._num_inside == 0:
                 self._empty.set()
