@@ -62,6 +62,12 @@ def test_answers_of_other_kinds_are_known_by_their_names(name: str, request_id: 
     assert meant(name, [RequestId(request_id)]) == [request_id]
 
 
+def test_a_name_of_another_client_that_ends_like_a_turn_is_not_meant():
+    requests = [RequestId("chatcmpl-job-9f86d081"), RequestId("chatcmpl-job_1-0a1b2c3d")]
+    assert meant("job", requests) == requests[:1]
+    assert meant("job_1", requests) == requests[1:]
+
+
 def test_one_choice_can_be_meant_alone():
     assert meant(CHOICES[1], ALL) == [CHOICES[1]]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from sterna.dashboard.decisions import DISPATCHED, newest
 from sterna.engine.payload_parts import Annotations, EventType
-from sterna.frontend.requests.request_ids import client_id, names_of, without_attempt
+from sterna.frontend.requests.request_ids import client_id, meant, without_attempt
 from sterna.messages.actors import COMMITTED, Dispatched, DispatchRequest, Held, MoveEnded
 from sterna.messages.reasons import DispatchReason, described_dispatch, described_move, finite
 from sterna.types import InstanceId, RequestId
@@ -303,7 +303,8 @@ class Histories:
         every = [*self._ended.items(), *self._live.items()]
         engine_id = without_attempt(RequestId(name))
         exact = [each for each in every if each[0] == engine_id]
-        found = exact or [each for each in every if name in names_of(each[0])]
+        request_ids = set(meant(name, [request_id for request_id, _ in every]))
+        found = exact or [each for each in every if each[0] in request_ids]
         return [_described(request_id, history) for request_id, history in found]
 
     def recent(self, last_s: float, now_s: float) -> Described:

@@ -38,14 +38,21 @@ _ATTEMPT = re.compile(r"(?<=-[0-9a-f]{8})" + re.escape(ATTEMPT_MARK) + r"\d+$")
 _KIND = re.compile(r"^(?:generate-tokens-|generative-scoring-|[a-z]+-|resp_)")
 
 
-def names_of(request_id: RequestId) -> set[str]:
-    """Return every name by which a client or operator may mean this engine request."""
+def _names_of(request_id: RequestId, *, strips_turn: bool) -> set[str]:
+    """Return every name by which a client or operator may mean this engine request.
+
+    Args:
+        strips_turn: whether a number at its end may be that of a turn or of a conversation.
+    """
     original = _ATTEMPT.sub("", request_id)
     parent = _CHOICE.sub("", original)
     asked = _RANDOM_SUFFIX.sub("", parent)
     prompt = _BEAM.sub("", asked)
-    number = _PROMPT_NUMBER if prompt.startswith(_OF_SEVERAL) else _TURN
-    names = {request_id, original, parent, asked, prompt, number.sub("", prompt)}
+    names = {request_id, original, parent, asked, prompt}
+    if prompt.startswith(_OF_SEVERAL):
+        names.add(_PROMPT_NUMBER.sub("", prompt))
+    elif strips_turn:
+        names.add(_TURN.sub("", prompt))
     names |= {_KIND.sub("", name) for name in names if name not in (request_id, original)}
     return {name for name in names if name}
 
@@ -79,9 +86,11 @@ def name_of_slot(slot: str) -> str:
 def meant(name: str, request_ids: Iterable[RequestId]) -> list[RequestId]:
     """Return the requests that the name stands for, in the given order.
 
-    A name that is an engine request's own id means that one alone.
+    A name that is an engine request's own id means that one alone. Clients may give names that end
+    like a turn: a name means turns and conversations only if it means no request as it is.
     """
     ids = list(request_ids)
     if name in ids:
         return [RequestId(name)]
-    return [request_id for request_id in ids if name in names_of(request_id)]
+    found = [each for each in ids if name in _names_of(each, strips_turn=False)]
+    return found or [each for each in ids if name in _names_of(each, strips_turn=True)]
