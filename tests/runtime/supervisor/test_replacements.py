@@ -243,3 +243,44 @@ def test_what_changes_while_a_long_announcement_is_rested_from_is_announced_toge
         await successor.close()
 
     asyncio.run(scenario())
+
+
+def test_an_announcement_that_is_nearly_due_can_be_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ray's actors run on uvloop, whose timers of less than half a millisecond know no time."""
+    uvloop = pytest.importorskip("uvloop")
+
+    async def scenario() -> None:
+        successor = successor_over(Instances(2), monkeypatch)
+        await successor.take_over(ON_GPU, PackedArgs(b"args", b"args"), None)
+        successor._announces_from_s = asyncio.get_running_loop().time() + 0.0003
+        successor._announce()
+        successor._announce()
+        await successor.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(scenario())
+
+
+class UpdatedInstances(Instances):
+    """Instances of which the first has got other weights."""
+
+    async def find_members(self) -> FoundMembers:
+        found = await super().find_members()
+        actor, status = found.instances[self.up[0]]
+        found.instances[self.up[0]] = actor, replace(status, weight_updates="a")
+        return found
+
+
+def test_a_successor_knows_whose_weights_were_updated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the first membership on: no request moves to an instance with other weights."""
+
+    async def scenario() -> None:
+        successor = successor_over(UpdatedInstances(2), monkeypatch)
+        await successor.take_over(ON_GPU, PackedArgs(b"args", b"args"), None)
+        i0, i1 = (each.kv_format for each in successor._instances.hosted().values())
+        assert i0 == i1 + "a"
+        await successor.close()
+
+    asyncio.run(scenario())

@@ -156,7 +156,7 @@ class _InstanceActor:
     def __init__(self, name: str = "instance") -> None:
         self._process = own_identity()
         self._name = name
-        self._status: tuple[str, EngineFacts] | None = None
+        self._up: tuple[str, EngineFacts, Engine] | None = None
 
     def __repr__(self) -> str:
         # Ray puts it before each line that the actor prints.
@@ -206,7 +206,7 @@ class _InstanceActor:
             # Loading the model needs no lease: no other process knows the instance yet.
             guard = LeaseGuard(instance_id, spec.lease[1])
             self._instance.hold(guard)
-        self._status = mailbox.address, facts
+        self._up = mailbox.address, facts, engine
         self._beating = asyncio.create_task(beat(instance_id, self._instance, engine, guard))
         logger.info(
             "instance ready instance=%s kv_tokens=%d start_s=%.1f",
@@ -218,10 +218,16 @@ class _InstanceActor:
 
     async def status(self) -> MemberStatus | None:
         """Return the status for a supervisor that takes over; None while starting."""
-        if self._status is None:
+        if self._up is None:
             return None
-        address, facts = self._status
-        return MemberStatus(address, self._instance.membership, self._process, facts)
+        address, facts, engine = self._up
+        return MemberStatus(
+            address,
+            self._instance.membership,
+            self._process,
+            facts,
+            engine.activity().weight_updates,
+        )
 
     async def run(self) -> str:
         """Wait until the instance fails; returns why, and the process ends.

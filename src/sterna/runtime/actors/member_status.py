@@ -14,9 +14,11 @@ class MemberStatus:
     Attributes:
         membership: the newest one that it knows.
         facts: those of an instance's engine.
+        weight_updates: that of `EngineActivity`, of an instance.
     """
 
     address: str
     membership: Membership
     process: ProcessIdentity
     facts: EngineFacts | None = None
+    weight_updates: str = ""

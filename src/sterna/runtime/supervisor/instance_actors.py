@@ -176,7 +176,12 @@ class InstanceActors:
         """Host an instance that another supervisor has started."""
         assert status.facts is not None
         self._hosted[instance_id] = _HostedActor(
-            actor, status.address, _short(status.facts.kv_format), place, status.process
+            actor,
+            status.address,
+            _short(status.facts.kv_format),
+            place,
+            status.process,
+            status.weight_updates,
         )
 
     def take_over_silent(

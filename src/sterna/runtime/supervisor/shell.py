@@ -92,6 +92,7 @@ class Supervisor:
         self._services = Services(environment, metrics_folder, self._tasks, self._announce)
         self._timer: asyncio.TimerHandle | None = None
         self._announcement: asyncio.TimerHandle | None = None
+        self._announcement_due_s = 0.0
         self._announces_from_s = -math.inf
         self._is_closing = False
         if not is_successor:
@@ -356,11 +357,13 @@ class Supervisor:
         now_s = _now_s()
         due_s = max(now_s + delay_s, self._announces_from_s)
         if self._announcement is not None:
-            if self._announcement.when() <= due_s:
+            # The time is kept here: uvloop's handle for a timer that is due already has no time.
+            if self._announcement_due_s <= due_s:
                 return
             self._announcement.cancel()
         if due_s > now_s and not self._is_closing:
             loop = asyncio.get_running_loop()
+            self._announcement_due_s = due_s
             self._announcement = loop.call_at(due_s, self._announce_now)
         else:
             self._announce_now()
