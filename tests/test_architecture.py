@@ -35,7 +35,7 @@ LARGER_FOLDERS = {
 MIN_LINES = 40
 
 SHORT_MODULES = {
-    "sterna.log_throttle": "of the logs of several rooms",
+    "sterna.own_log": "of the logs of several rooms",
     "sterna.messaging.send_effects": "the vocabulary of all actors' cores",
     "sterna.runtime.actors.member_status": "the answer of each kind of actor to recovery",
     "sterna.runtime.actors.packed_args": "one of the few modules that may pickle",
@@ -113,11 +113,11 @@ ROOT_MODULES: dict[str, set[str]] = {
     "sterna.policy_file": {
         "sterna.config",
         "sterna.errors",
-        "sterna.log_throttle",
+        "sterna.own_log",
         "sterna.policy",
     },
     "sterna.folders": set(),
-    "sterna.log_throttle": set(),
+    "sterna.own_log": set(),
 }
 """What the modules at the root import. What a folder imports is said in its `__init__.py`."""
 

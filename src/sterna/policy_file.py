@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sterna.config import PolicyConfig
 from sterna.errors import ConfigurationError
-from sterna.log_throttle import LogThrottle
+from sterna.own_log import LogThrottle
 from sterna.policy.presets import PRESETS, preset
 
 if TYPE_CHECKING:

@@ -5,5 +5,5 @@ cut connection loses, and `framing` cuts large messages (both pure). `send_effec
 cores of actors want sent.
 
 Offers: inbox, mailbox, send_effects.
-Imports: config, errors, log_throttle, messages.
+Imports: config, errors, own_log, messages.
 """

@@ -29,7 +29,6 @@ import zmq.utils.z85
 
 from sterna.config import MailboxKeys
 from sterna.errors import UNREADABLE
-from sterna.log_throttle import FILES_ADVICE, LogThrottle
 from sterna.messages.actors import MAX_FRAME_BYTES, PERIODIC_MESSAGES, WireMessage
 from sterna.messaging.framing import PART_BYTES, cut, join
 from sterna.messaging.inbox import BURST, Inbox
@@ -43,6 +42,7 @@ from sterna.messaging.reliable_channel import (
     PROBE,
     Head,
 )
+from sterna.own_log import FILES_ADVICE, LogThrottle
 
 logger = logging.getLogger(__name__)
 

@@ -8,5 +8,5 @@ engines by the updates of their weights; `sampling` is a package of its own. `ar
 
 Offers: arguments, engine, facts, guard, hosted_core, kv_groups, payload, step_timing.
 Imports: config, engine, engine.emulated, engine.profiling, engine.vllm.sampling, errors, folders,
-    messages, migration.messages, priority_classes, transport, transport.memory, types.
+    messages, migration.messages, own_log, priority_classes, transport, transport.memory, types.
 """

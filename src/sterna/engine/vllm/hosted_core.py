@@ -25,6 +25,7 @@ from sterna.engine.cpu_cores import HeldCore, take_core
 from sterna.engine.vllm.guard import is_cpu_build
 from sterna.engine.vllm.sampling.structured_outputs import StructuredOutputs
 from sterna.engine.vllm.scheduler import MigratingAsyncScheduler, MigratingScheduler
+from sterna.own_log import keep_loggers
 
 WORKER_EXTENSION = "sterna.engine.vllm.worker.SternaWorkerExtension"
 """A name, because vLLM imports the class in the processes of the workers."""
@@ -154,6 +155,7 @@ def engine_config(args: Namespace) -> VllmConfig:
     engine_args._api_process_count = 2
     engine_args._api_process_rank = 0
     config = engine_args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
+    keep_loggers()
     is_async = config.scheduler_config.async_scheduling
     config.scheduler_config.scheduler_cls = (
         MigratingAsyncScheduler if is_async else MigratingScheduler

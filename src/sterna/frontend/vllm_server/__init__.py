@@ -8,5 +8,5 @@ at prefix caches.
 Offers: server.
 Imports: config, engine, engine.emulated, engine.vllm, errors, folders, frontend, frontend.http,
     frontend.metrics, frontend.operators, frontend.requests, frontend.resumable, messages,
-    messaging, priority_classes, types.
+    messaging, own_log, priority_classes, types.
 """

@@ -68,6 +68,7 @@ from sterna.frontend.vllm_server.pooling_failures import pass_on_reasons
 from sterna.frontend.vllm_server.router import MakeExchange, Router
 from sterna.messages.actors import Membership
 from sterna.messaging.mailbox import Mailbox
+from sterna.own_log import keep_loggers
 from sterna.priority_classes import PriorityClasses
 from sterna.types import FrontendId
 
@@ -591,6 +592,8 @@ def _http_config(
         ssl_ciphers=args.ssl_ciphers,
         **({} if log_config is None else {"log_config": log_config}),
     )
+    # Both vLLM's configuration of the engine and uvicorn's may have applied a file of the user's.
+    keep_loggers()
     config.h11_max_incomplete_event_size = args.h11_max_incomplete_event_size
     config.h11_max_header_count = args.h11_max_header_count
     config.load()

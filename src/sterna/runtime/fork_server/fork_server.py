@@ -23,7 +23,7 @@ import traceback
 from typing import NoReturn
 
 from sterna.errors import SternaError
-from sterna.log_throttle import LogThrottle
+from sterna.own_log import LogThrottle
 from sterna.runtime.fork_server.forked_worker import leave_removed_folder
 from sterna.runtime.processes.log_lines import drop_noise
 

@@ -14,7 +14,7 @@ import psutil
 import ray
 
 from sterna.config import WatchConfig
-from sterna.log_throttle import FILES_ADVICE, LOG_INTERVAL_S, LogThrottle
+from sterna.own_log import FILES_ADVICE, LOG_INTERVAL_S, LogThrottle
 from sterna.supervisor.failure_detector import FailureDetector, ProcessIdentity, ProcessState
 
 logger = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 import psutil
 
 from sterna.folders import RUN_FOLDER_VARIABLE, memory_folder
-from sterna.log_throttle import FILES_ADVICE, LogThrottle
+from sterna.own_log import FILES_ADVICE, LogThrottle
 
 RUN_ID_VARIABLE = "STERNA_RUN_ID"
 GRACE_S = 1.0

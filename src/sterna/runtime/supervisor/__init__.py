@@ -4,6 +4,6 @@
 their deaths and hangs, `recovery` finds what a predecessor left.
 
 Offers: instance_actors, ray_errors, shell.
-Imports: config, engine, engine.emulated, errors, log_throttle, messages, messaging, runtime.actors,
+Imports: config, engine, engine.emulated, errors, messages, messaging, own_log, runtime.actors,
     runtime.fork_server, runtime.processes, supervisor, types.
 """

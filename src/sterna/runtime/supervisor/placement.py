@@ -20,7 +20,7 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from sterna.log_throttle import LogThrottle
+from sterna.own_log import LogThrottle
 from sterna.runtime.actors.addresses import is_gcs_up
 from sterna.runtime.supervisor.ray_errors import reason_of
 from sterna.runtime.supervisor.tasks import Tasks

@@ -17,8 +17,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from sterna.config import WatchConfig
 from sterna.errors import SternaError
-from sterna.log_throttle import FILES_ADVICE, LogThrottle
 from sterna.messages.actors import Heartbeat
+from sterna.own_log import FILES_ADVICE, LogThrottle
 from sterna.runtime.actors.addresses import own_node
 from sterna.runtime.processes.process import end_process, state_of_process
 from sterna.runtime.supervisor.ray_errors import reason_of

@@ -1,5 +1,6 @@
-"""Rate limit for a repeated log line."""
+"""Sterna's own log: a rate limit for a repeated line, and loggers that stay on."""
 
+import logging
 import time
 
 LOG_INTERVAL_S = 10.0
@@ -25,3 +26,14 @@ class LogThrottle:
             return False
         self._due_s = now_s + LOG_INTERVAL_S
         return True
+
+
+def keep_loggers() -> None:
+    """Turn Sterna's loggers on again after vLLM has applied a logging configuration of the user's
+    (`VLLM_LOGGING_CONFIG_PATH`, `--log-config-file`).
+
+    Python turns off each logger that such a file does not name, unless the file says otherwise.
+    """
+    for name, logger in logging.root.manager.loggerDict.items():
+        if isinstance(logger, logging.Logger) and name.partition(".")[0] == "sterna":
+            logger.disabled = False
