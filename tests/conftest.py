@@ -1,5 +1,6 @@
 """What holds for all tests."""
 
+import logging
 import os
 import signal
 from pathlib import Path
@@ -43,6 +44,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         group = ENGINES if _starts_engines(item) else str(item.path.relative_to(HERE))
         item.add_marker(pytest.mark.xdist_group(group))
     items.sort(key=lambda item: not _starts_engines(item))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Let warnings through, as at the start of a process: an import of vLLM's server, by a test
+    before, leaves the root logger at errors only."""
+    logging.root.setLevel(logging.WARNING)
 
 
 def _starts_engines(item: pytest.Item) -> bool:

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,9 +31,21 @@ def config(model: str = "m", *, enforce_eager: bool = False) -> Any:
 
 
 class Instance:
-    """Runs its model for the first time in a thread, until it may go on."""
+    """Runs its model for the first time in a thread, until it may go on.
 
-    def __init__(self, pool: ThreadPoolExecutor, config: Any, *, fails: bool = False) -> None:
+    Args:
+        begun: gets the instance when it runs.
+    """
+
+    def __init__(
+        self,
+        pool: ThreadPoolExecutor,
+        config: Any,
+        *,
+        fails: bool = False,
+        begun: "SimpleQueue[Instance] | None" = None,
+    ) -> None:
+        self.begun: SimpleQueue[Instance] = begun or SimpleQueue()
         self.runs = threading.Event()
         self.may_end = threading.Event()
         self.fails = fails
@@ -41,6 +54,7 @@ class Instance:
     def _run(self, config: Any) -> None:
         with compiling_once(config):
             self.runs.set()
+            self.begun.put(self)
             assert self.may_end.wait(LONG_S)
             if self.fails:
                 raise MemoryError
@@ -79,11 +93,11 @@ def test_the_next_one_compiles_if_the_first_one_fails(
 ) -> None:
     first = Instance(pool, config(), fails=True)
     assert first.runs.wait(LONG_S)
-    second, third = Instance(pool, config()), Instance(pool, config())
+    begun: SimpleQueue[Instance] = SimpleQueue()
+    second, third = (Instance(pool, config(), begun=begun) for _ in range(2))
     first.may_end.set()
     assert isinstance(first.result.exception(LONG_S), MemoryError)
-    running = second if second.runs.wait(0.5) else third
-    assert running.runs.wait(LONG_S)
+    running = begun.get(timeout=LONG_S)
     waiting = third if running is second else second
     assert not waiting.runs.is_set()
     running.end()

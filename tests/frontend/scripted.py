@@ -229,7 +229,7 @@ class ScriptedCluster:
         self.i1 = ScriptedInstance("i1", frontend_address)
         self.scheduler = ScriptedScheduler(frontend_address)
         self.scheduler.target = self.i0.instance_id
-        self._version = 0
+        self.version = 0
 
     def announce(
         self,
@@ -238,12 +238,12 @@ class ScriptedCluster:
         has_scheduler: bool = True,
     ) -> None:
         """Tell the front end that these live, and nobody else."""
-        self._version += 1
+        self.version += 1
         members = tuple(
             InstanceMember(each.instance_id, each.mailbox.address) for each in instances
         )
         scheduler = self.scheduler.mailbox.address if has_scheduler else None
-        self.i0.send(Membership(self._version, members, tuple(frontends), scheduler))
+        self.i0.send(Membership(self.version, members, tuple(frontends), scheduler))
 
     def close(self) -> None:
         for actor in (self.i0, self.i1, self.scheduler):

@@ -103,9 +103,16 @@ def one_server(config: FrontendConfig = CONFIG) -> Iterator[Callable[[Scenario],
     loop = asyncio.new_event_loop()
     served = loop.run_until_complete(_serve(config))
 
+    async def played(scenario: Scenario) -> None:
+        cluster = served.cluster
+        cluster.announce(cluster.i0, cluster.i1)
+        while getattr(served.server.membership, "version", 0) != cluster.version:
+            # Each answer takes a turn of the server's loop.
+            await served.http.get("/health")
+        await scenario(served)
+
     def run(scenario: Scenario) -> None:
-        served.cluster.announce(served.cluster.i0, served.cluster.i1)
-        loop.run_until_complete(within(scenario(served)))
+        loop.run_until_complete(within(played(scenario)))
 
     yield run
 

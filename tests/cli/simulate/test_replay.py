@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 
+from bench.serving.ports import free_port
 from sterna.cli.main import main
 from sterna.dashboard import recording
 from sterna.dashboard.page import page
 
+HANG_S = 60.0
 RUN = ("simulate", "--trace", "S-S", "--requests", "60", "--rate", "8", "--instances", "2")
 
 
@@ -30,10 +32,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def replayed(file: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """The address of a replay, and its process."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    options = ("--port", str(port), "--speed", "1000", "--from", "2")
+    options = ("--port", str(free_port()), "--speed", "1000", "--from", "2")
     command = [sys.executable, "-m", "sterna.cli.main", "replay", str(file), *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -74,21 +73,21 @@ def test_the_page_and_the_frames_from_a_moment_on_are_served(
 ) -> None:
     url, process = replayed
     for path in ("", "dashboard"):
-        with urllib.request.urlopen(url + path, timeout=10.0) as answer:
+        with urllib.request.urlopen(url + path, timeout=HANG_S) as answer:
             assert answer.read().decode() == page().html
             assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")
     header, *frames = recording.read(file)
     names = [name for frame in frames if frame["t"] < 2.0 for name in frame["names"]]
     assert names
     wanted = [{**header, "names": names}, *(frame for frame in frames if frame["t"] >= 2.0)]
-    with urllib.request.urlopen(url + "admin/watch", timeout=10.0) as answer:
+    with urllib.request.urlopen(url + "admin/watch", timeout=HANG_S) as answer:
         assert answer.headers["Content-Type"] == "text/event-stream"
         found = []
         while len(found) < len(wanted):
             if (line := answer.readline()).startswith(b"data: "):
                 found.append(json.loads(line[6:]))
         process.send_signal(signal.SIGINT)
-        assert process.wait(10.0) == 130, "Ctrl-C ends it, even with a browser that looks"
+        assert process.wait(HANG_S) == 130, "Ctrl-C ends it, even with a browser that looks"
     assert found == wanted
 
 

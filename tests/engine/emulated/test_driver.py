@@ -283,8 +283,6 @@ def test_an_engine_gives_up_more_than_a_second_of_lost_time(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Its machine slept, say: steps that nobody could follow are not hurried through."""
-    # vLLM's server, in another test of this process, leaves the root logger at errors only.
-    caplog.set_level(logging.WARNING, "sterna")
 
     async def test(cluster: EmulatedCluster) -> None:
         cluster.send("i0", "r1", PROMPT, max_tokens=LONG)

@@ -18,6 +18,7 @@ from sterna.messages.streams import (
     StreamOver,
 )
 from sterna.types import FrontendId
+from tests.clocks import SkippingLoop, run_skipping, stands
 from tests.frontend.resumable.connection import Connection
 from tests.frontend.resumable.front_ends import (
     CREATED_S,
@@ -449,8 +450,8 @@ def test_a_client_that_waits_until_its_stream_is_there_again_follows_it(
     """Streams that run again take turns, which may take longer than streams are kept."""
     monkeypatch.setattr("sterna.frontend.resumable.middleware.MAX_REPLAYS", 0)
 
-    async def scenario() -> None:
-        cluster = Cluster(window_s=0.05)
+    async def scenario(loop: SkippingLoop) -> None:
+        cluster = Cluster(window_s=60.0)
         first = await begun(cluster, 3)
         headers = [(b"x-request-id", b"gull"), (b"authorization", b"mine")]
         other = Connection(cluster[0].app, {"stream": True, "num": 8}, headers)
@@ -468,13 +469,14 @@ def test_a_client_that_waits_until_its_stream_is_there_again_follows_it(
         ]
         while cluster[1].exchange.has("gull", kept.head.owner):
             cluster.bring()
-            await asyncio.sleep(0.01)
+            loop.skipped_s += 1.0
+            await asyncio.sleep(0)
         assert client.status == 0
         cluster[1].streams._turns.release()
         await until_over(cluster, client)
         assert plain(first.events + client.events) == expected(8)
 
-    played(scenario)
+    run_skipping(scenario, stands)
 
 
 def test_a_client_that_goes_while_it_waits_is_not_waited_for(

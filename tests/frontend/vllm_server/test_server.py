@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -17,6 +16,7 @@ from bench.serving.ports import free_port
 
 pytest.importorskip("vllm")
 
+from vllm.entrypoints.launchers.launcher import setup_server
 from vllm.entrypoints.rl.online.api_router import router as rl_routes
 from vllm.v1.engine import FinishReason
 from vllm.v1.outputs import LogprobsLists
@@ -516,19 +516,19 @@ def _is_taken(port: int) -> bool:
     return False
 
 
-def _until_taken(port: int) -> None:
-    deadline_s = time.monotonic() + 60.0
-    while not _is_taken(port):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
-
-
-def test_a_server_can_be_stopped_while_it_waits_for_the_first_instance():
+def test_a_server_can_be_stopped_while_it_waits_for_the_first_instance(monkeypatch):
     async def test() -> None:
-        port = free_port()
+        port, is_set_up = free_port(), asyncio.Event()
+
+        def set_up(*args: Any, **options: Any) -> Any:
+            is_set_up.set()
+            return setup_server(*args, **options)
+
+        monkeypatch.setattr("sterna.frontend.vllm_server.server.setup_server", set_up)
         with _unstarted(port) as server:
             starting = asyncio.create_task(server.start())
-            await asyncio.to_thread(_until_taken, port)
+            await is_set_up.wait()
+            assert _is_taken(port)
             await server.stop()
             with pytest.raises(asyncio.CancelledError):
                 await starting

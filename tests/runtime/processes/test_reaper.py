@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -158,7 +159,8 @@ def test_without_memory_for_files_a_run_has_them_on_its_disk(
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
-RUN_ID = "a run of the tests"
+RUN_ID = uuid.uuid4().hex
+"""Another checkout may be tested on this machine at the same time."""
 
 
 @pytest.fixture
@@ -166,6 +168,10 @@ def sleepers() -> Iterator[list[subprocess.Popen[bytes]]]:
     command = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
     environments = [{RUN_ID_VARIABLE: RUN_ID}, {RUN_ID_VARIABLE: RUN_ID}, {}]
     sleepers = [subprocess.Popen(command, env={**os.environ, **each}) for each in environments]
+    deadline_s = time.monotonic() + HANG_S
+    while not all(psutil.Process(each.pid).environ() for each in sleepers):
+        # A process that has just been started shows none yet.
+        assert time.monotonic() < deadline_s
     yield sleepers
     for each in sleepers:
         each.kill()
