@@ -32,6 +32,10 @@ def test_the_papers_engine_with_the_small_models_tokens_is_the_default() -> None
     assert args.kv_cache_memory_bytes is None
 
 
+def test_a_model_length_that_vllm_is_to_choose_is_the_default() -> None:
+    assert options("--max-model-len", "auto").max_model_len == options().max_model_len
+
+
 def test_vllms_options_change_the_profiles_engine_and_are_kept_from_the_front_end() -> None:
     args = options("--num-gpu-blocks-override", "40", "--block-size", "32", "--max-num-seqs", "5")
     engine = args.emulated.engine

@@ -114,6 +114,13 @@ def config_file(tmp_path: Path) -> Callable[[str], str]:
         ),
         (["--device-ids", "0"], "--device-ids: Ray gives each instance its devices"),
         (["--uds", "/tmp/socket"], "--uds is not supported; use --host and --port"),
+        (["--nnodes", "2"], "--nnodes 2: an instance is on one node, and Ray knows the nodes"),
+        (["--enable-elastic-ep"], "--enable-elastic-ep is not supported"),
+        (["--numa-bind"], "--numa-bind: vLLM binds ranks that have processes of their own"),
+        (
+            ["--numa-bind", "--numa-bind-nodes", "0", "1", "--tensor-parallel-size", "2"],
+            "leave --numa-bind-nodes and --numa-bind-cpus out",
+        ),
         (["--scheduler-cls", "a.B"], "--scheduler-cls: Sterna brings its own scheduler class"),
         (["--worker-extension-cls", "a.B"], "--worker-extension-cls: Sterna brings its own"),
         (
@@ -150,6 +157,11 @@ def test_an_option_that_cannot_work_is_refused_in_one_line(
 def test_adapters_are_loaded_at_run_time_by_one_front_end_only(refusal, monkeypatch):
     monkeypatch.setenv("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1")
     assert "--frontends 2: with VLLM_ALLOW_RUNTIME_LORA_UPDATING" in refusal("--frontends", "2")
+
+
+def test_cores_are_not_named_for_an_instance_without_processes_of_ranks(refusal, monkeypatch):
+    monkeypatch.setenv("STERNA_VLLM_CPU_OMP_THREADS_BIND", "0-3")
+    assert "VLLM_CPU_OMP_THREADS_BIND=0-3: vLLM binds ranks that have" in refusal()
 
 
 def test_responses_are_stored_by_one_front_end_only(refusal, monkeypatch):

@@ -138,7 +138,8 @@ def _refuse_unsupported(args: Namespace) -> None:
 def _max_model_len(given: int | None, engine: EmulatedEngineConfig, folder: Path) -> int:
     """Return the largest length of prompt and answer together: the memory of an empty instance."""
     num_tokens = engine.total_tokens
-    if given is not None:
+    # vLLM reads `auto` as -1.
+    if given not in (None, -1):
         if given > num_tokens:
             raise ConfigurationError(
                 f"--max-model-len {given}: an engine holds {num_tokens} tokens"

@@ -4,6 +4,7 @@ It is also the program of the process that does so (`runtime/home/options_proces
 """
 
 import argparse
+import os
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,6 +13,7 @@ from sterna.cli.serve.cluster_address import cluster_address, internal_host, lis
 from sterna.cli.serve.door_options import check_tls
 from sterna.cli.serve.engine_options import (
     SMALL_MODEL_NAME,
+    USERS_BINDING,
     checked_engine_config,
     choose_model,
     with_prefix_caches,
@@ -144,11 +146,30 @@ def _refuse_unsupported(args: Namespace) -> None:
         raise ConfigurationError("--scheduler-cls: Sterna brings its own scheduler class")
     from sterna.engine.vllm.hosted_core import executor_backend, world_size
 
-    executor = args.distributed_executor_backend
-    if executor not in (None, executor_backend(world_size(args))):
+    num_ranks, executor = world_size(args), args.distributed_executor_backend
+    if executor not in (None, executor_backend(num_ranks)):
         raise ConfigurationError(
             f"--distributed-executor-backend {executor}: Sterna chooses the one that suits an "
             "instance's ranks; leave it out"
+        )
+    if args.nnodes > 1:
+        raise ConfigurationError(
+            f"--nnodes {args.nnodes}: an instance is on one node, and Ray knows the nodes of the "
+            "server; leave it out, and join other nodes by sterna join"
+        )
+    if args.enable_elastic_ep:
+        raise ConfigurationError("--enable-elastic-ep is not supported; leave it out")
+    if args.numa_bind and (num_ranks == 1 or args.numa_bind_nodes or args.numa_bind_cpus):
+        raise ConfigurationError(
+            "--numa-bind: vLLM binds ranks that have processes of their own, and a list would bind "
+            "all instances of a machine alike; leave --numa-bind-nodes and --numa-bind-cpus out, "
+            "and with one rank an instance all three"
+        )
+    bound = os.environ.get(USERS_BINDING) or "auto"
+    if num_ranks == 1 and bound not in ("auto", "nobind"):
+        raise ConfigurationError(
+            f"VLLM_CPU_OMP_THREADS_BIND={bound}: vLLM binds ranks that have processes of their "
+            "own, and an instance has one rank here; set it to nobind, or leave it out"
         )
     if args.worker_extension_cls:
         raise ConfigurationError("--worker-extension-cls: Sterna brings its own extension")

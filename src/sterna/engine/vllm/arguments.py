@@ -61,9 +61,9 @@ ENGINE_OPTIONS = HARMLESS_OPTIONS | _names(
     max_parallel_loading_workers mm_encoder_attn_backend mm_encoder_attn_dtype
     mm_encoder_fp8_scale_path mm_encoder_fp8_scale_save_margin mm_encoder_fp8_scale_save_path
     mm_encoder_tp_mode model model_impl model_loader_extra_config model_weights moe_backend
-    numa_bind numa_bind_cpus numa_bind_nodes offload_backend offload_group_size offload_num_in_group
-    offload_params offload_prefetch_step optimization_level performance_mode
-    prefill_schedule_interval pt_load_map_location quantization quantization_config
+    offload_backend offload_group_size offload_num_in_group offload_params offload_prefetch_step
+    optimization_level performance_mode prefill_schedule_interval pt_load_map_location quantization
+    quantization_config
     replayssm_buffer_len revision safetensors_load_strategy safetensors_prefetch_block_size
     safetensors_prefetch_num_threads scheduler_reserve_full_isl sparse_indexer_topk_backend
     specialize_active_lora swa_bounded_replay trust_remote_code ubatch_size use_fp64_gumbel

@@ -1,5 +1,6 @@
 """vLLM's engine core inside this process, with Sterna's scheduler and worker extension."""
 
+import copy
 import fcntl
 import logging
 import os
@@ -15,6 +16,7 @@ import torch
 from vllm import envs
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.reasoning import ReasoningParserManager
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.core import EngineCore, EngineCoreProc
 from vllm.v1.engine.utils import EngineZmqAddresses
@@ -26,6 +28,7 @@ from sterna.engine.vllm.guard import is_cpu_build
 from sterna.engine.vllm.sampling.structured_outputs import StructuredOutputs
 from sterna.engine.vllm.scheduler import MigratingAsyncScheduler, MigratingScheduler
 from sterna.own_log import keep_loggers
+from sterna.types import InstanceId
 
 WORKER_EXTENSION = "sterna.engine.vllm.worker.SternaWorkerExtension"
 """A name, because vLLM imports the class in the processes of the workers."""
@@ -142,13 +145,20 @@ def executor_backend(num_ranks: int) -> str:
     return "uni" if num_ranks == 1 else "mp"
 
 
-def engine_config(args: Namespace) -> VllmConfig:
+def engine_config(args: Namespace, instance_id: InstanceId | None = None) -> VllmConfig:
     """Return vLLM's configuration for one instance, from the options of `vllm serve`.
+
+    Args:
+        instance_id: None where the options are only to be checked.
 
     Raises:
         ValueError: vLLM refuses the options; the message is vLLM's.
     """
-    engine_args = AsyncEngineArgs.from_cli_args(args)
+    if args.reasoning_parser_plugin:
+        # As `vllm serve` does before anything asks for a parser by its name.
+        ReasoningParserManager.import_reasoning_parser(args.reasoning_parser_plugin)
+    # vLLM writes into the values of some options.
+    engine_args = AsyncEngineArgs.from_cli_args(copy.deepcopy(args))
     engine_args.distributed_executor_backend = executor_backend(world_size(engine_args))
     engine_args.worker_extension_cls = WORKER_EXTENSION
     # As in the front ends: images arrive whole, and no cache must be kept equal to theirs.
@@ -156,6 +166,11 @@ def engine_config(args: Namespace) -> VllmConfig:
     engine_args._api_process_rank = 0
     config = engine_args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
     keep_loggers()
+    for transfer in (config.kv_transfer_config, config.ec_transfer_config):
+        if transfer is not None and instance_id is not None:
+            # Drawn when the options are read, for all instances. Connectors find memory and peers
+            # by it, as those of vLLM's data parallelism do by the rank that vLLM adds.
+            transfer.engine_id = f"{transfer.engine_id}_{instance_id}"
     is_async = config.scheduler_config.async_scheduling
     config.scheduler_config.scheduler_cls = (
         MigratingAsyncScheduler if is_async else MigratingScheduler

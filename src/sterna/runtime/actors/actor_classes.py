@@ -341,7 +341,7 @@ def _vllm_engine(
     args: Namespace = pickle.loads(spec.packed_args)
     try:
         args = with_options(args, spec.options)
-        config = engine_config(args)
+        config = engine_config(args, spec.instance_id)
     except Exception as error:
         raise InstanceStartError(f"vLLM refuses its options: {error}") from error
     return VllmEngine(
