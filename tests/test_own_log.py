@@ -6,17 +6,25 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from tests.models import tiny_random_llama
+
+pytestmark = pytest.mark.vllm
+
 TIMEOUT_S = 120.0
 
-IMPORT = """
-import logging
+START = """
+import logging, sys
+from sterna.engine.vllm.arguments import make_serve_parser, parse_serve
+from sterna.engine.vllm.hosted_core import engine_config
 from sterna.runtime.processes.log_lines import configure_logging
 ours = logging.getLogger("sterna.instance.shell")
 theirs = logging.getLogger("another.library")
 configure_logging("INFO")
-from sterna.engine.vllm.guard import vllm_imports
-with vllm_imports():
-    import vllm.logger
+args = parse_serve(*make_serve_parser(), ["serve", sys.argv[1], "--dtype", "float32"], "none")
+args.model = args.model_tag
+engine_config(args)
 ours.info("a line of ours")
 print(theirs.disabled)
 """
@@ -37,8 +45,9 @@ def test_lines_are_written_with_a_logging_configuration_that_does_not_name_stern
             }
         )
     )
+    model = tiny_random_llama(tmp_path / "tiny", seed=1)
     ended = subprocess.run(
-        [sys.executable, "-c", IMPORT],
+        [sys.executable, "-c", START, str(model)],
         env={**os.environ, "VLLM_LOGGING_CONFIG_PATH": str(file)},
         capture_output=True,
         text=True,

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -279,7 +280,13 @@ def test_looks_that_compare_much_are_rarer(monkeypatch: pytest.MonkeyPatch) -> N
         assert cluster.ask(f"r{number}") == []
     cluster.core.on_tick(1.3)
     looks: list[object] = []
-    monkeypatch.setattr(RunningPrompts, "shared", lambda *arguments: looks.append(arguments))
+    shared = RunningPrompts.shared
+
+    def note(*arguments: Any) -> dict[InstanceId, int]:
+        looks.append(arguments)
+        return shared(*arguments)
+
+    monkeypatch.setattr(RunningPrompts, "shared", note)
     cluster.core.on_tick(4.2)
     assert looks == []
     cluster.core.on_tick(4.4)

@@ -23,7 +23,6 @@ from importlib import metadata
 from pathlib import Path
 
 from sterna.errors import ConfigurationError
-from sterna.own_log import keep_loggers
 
 COMPANIONS = ("torchvision", "torchaudio", "torchcodec")
 
@@ -55,7 +54,6 @@ def vllm_imports() -> Iterator[None]:
     try:
         yield
     finally:
-        keep_loggers()
         gc.freeze()
         if was_collecting:
             gc.enable()
