@@ -111,15 +111,6 @@ class Outputs(msgspec.Struct, array_like=True, omit_defaults=True):
     utility_output: UtilityOutput | None = None
 
 
-class UtilityCall(msgspec.Struct, array_like=True):
-    """A call of an engine's method, as vLLM's client encodes it."""
-
-    client_index: int
-    call_id: int
-    method: str
-    args: msgspec.Raw
-
-
 def decode_request(payload: bytes) -> Request:
     """The request of an AddRequest's payload; images and embeddings beside it are dropped.
 
@@ -132,15 +123,6 @@ def decode_request(payload: bytes) -> Request:
 def encode_outputs(outputs: Outputs) -> bytes:
     """One payload of a TokenBatch, or the payload of a UtilityResult."""
     return msgspec.msgpack.encode(outputs)
-
-
-def decode_utility_call(payload: bytes) -> UtilityCall:
-    """The call of a CallUtility's payload.
-
-    Raises:
-        msgspec.DecodeError: it is damaged.
-    """
-    return msgspec.msgpack.decode(payload, type=UtilityCall)
 
 
 def encode_ready(config: EmulatedEngineConfig, max_model_len: int, instance_id: str) -> bytes:

@@ -16,8 +16,6 @@ from hashlib import blake2b
 
 from sterna.errors import ConfigurationError
 
-MAX_TOKEN_ID = 2**32 - 1
-
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
