@@ -1,16 +1,15 @@
-"""Step and copy times are found again from points that they made."""
+"""Step times are found again from points that they made."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sterna.engine.emulated.durations import CopyTime, StepTime
+from sterna.engine.emulated.durations import StepTime
 from sterna.engine.profiling.fitting import (
-    CopyPoint,
     DecodePoint,
     FitErrors,
     PrefillPoint,
-    fit_copy_time,
+    fit_decode,
     fit_step_time,
 )
 from sterna.errors import ConfigurationError
@@ -122,32 +121,21 @@ def test_no_constant_becomes_negative() -> None:
 
 def test_short_and_long_points_count_alike() -> None:
     """One point in two off by a tenth, at either end: the fit meets both half way."""
-    sizes = (1, 1, 1000, 1000)
-    exact = CopyTime(block_s=3e-3, stage_s=1e-2)
-    durations_s = [exact.stage_duration_s(each) for each in sizes]
+    sizes, factors = (1, 1, 1000, 1000), (0.9, 1.1, 0.9, 1.1)
     points = [
-        CopyPoint(size, duration_s * factor)
-        for size, duration_s, factor in zip(sizes, durations_s, (0.9, 1.1, 0.9, 1.1), strict=True)
+        DecodePoint(size, 0, (1e-2 + 3e-3 * size) * factor)
+        for size, factor in zip(sizes, factors, strict=True)
     ]
 
-    fit = fit_copy_time(points)
+    decode_s, request_s, _ = fit_decode(points, kv_per_weights=0.0)
 
-    assert fit.errors.relative[0] == pytest.approx(fit.errors.relative[2], rel=1e-6)
-    assert fit.errors.relative[1] == pytest.approx(fit.errors.relative[3], rel=1e-6)
-
-
-def test_the_copy_time_that_made_the_points_is_found() -> None:
-    exact = CopyTime(block_s=3e-3, stage_s=1e-2)
-
-    fit = fit_copy_time([CopyPoint(n, exact.stage_duration_s(n)) for n in (16, 64, 512)])
-
-    assert fit.copy_time.block_s == pytest.approx(exact.block_s)
-    assert fit.copy_time.stage_s == pytest.approx(exact.stage_s)
+    errors = [(decode_s + request_s * each.num_requests) / each.duration_s - 1 for each in points]
+    assert errors[:2] == pytest.approx(errors[2:], rel=1e-6)
 
 
-def test_one_copy_does_not_determine_two_constants() -> None:
+def test_one_decode_does_not_determine_two_constants() -> None:
     with pytest.raises(ConfigurationError, match="these 1"):
-        fit_copy_time([CopyPoint(16, 0.07)])
+        fit_decode([DecodePoint(16, 0, 0.07)], kv_per_weights=0.0)
 
 
 def test_errors_are_told_by_their_mean_and_their_largest() -> None:

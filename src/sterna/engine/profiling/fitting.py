@@ -1,4 +1,4 @@
-"""Fits of step and copy times to measured points: least squares on the relative error. Pure.
+"""Fits of step times to measured points: least squares on the relative error. Pure.
 
 The sum of the squares of `fitted / measured - 1` is minimized, so that a point of 40 ms and one of
 2 s have the same weight. No constant becomes negative.
@@ -11,7 +11,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from sterna.engine.emulated.durations import CopyTime, StepTime
+from sterna.engine.emulated.durations import StepTime
 from sterna.errors import ConfigurationError
 
 Column = NDArray[np.float64]
@@ -42,14 +42,6 @@ class DecodePoint:
 
 
 @dataclass(frozen=True, slots=True)
-class CopyPoint:
-    """A copy of `num_blocks` blocks in one piece."""
-
-    num_blocks: int
-    duration_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class FitErrors:
     """Relative errors of a fit: fitted / measured - 1, in the order of the points."""
 
@@ -73,14 +65,6 @@ class StepTimeFit:
     step_time: StepTime
     prefill: FitErrors
     decode: FitErrors
-
-
-@dataclass(frozen=True, slots=True)
-class CopyTimeFit:
-    """Fitted constants and their errors."""
-
-    copy_time: CopyTime
-    errors: FitErrors
 
 
 def fit_step_time(
@@ -150,22 +134,6 @@ def fit_decode(
     reads = ones + kv_per_weights * num_tokens
     decode_s, request_s = _fit("decode", [reads, num_requests], durations_s)
     return decode_s, request_s, kv_per_weights * decode_s
-
-
-def fit_copy_time(copies: Sequence[CopyPoint]) -> CopyTimeFit:
-    """The copy time nearest to the points.
-
-    Raises:
-        ConfigurationError: the points do not determine the constants.
-    """
-    sizes = _column(each.num_blocks for each in copies)
-    durations_s = _column(each.duration_s for each in copies)
-    stage_s, block_s = _fit("copy", [np.ones_like(sizes), sizes], durations_s)
-    copy_time = CopyTime(block_s=block_s, stage_s=stage_s)
-    errors = tuple(
-        copy_time.stage_duration_s(each.num_blocks) / each.duration_s - 1 for each in copies
-    )
-    return CopyTimeFit(copy_time, FitErrors(errors))
 
 
 def _fit_prefill(
