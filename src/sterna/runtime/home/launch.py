@@ -17,7 +17,6 @@ from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Self, TypeVar
 
 import psutil
@@ -170,7 +169,7 @@ class Run:
         return self
 
     def __exit__(self, *error: object) -> None:
-        _ignore_signals()
+        _on_signal(lambda number: None)
         self._reaper.note_descendants()
         if self._driver is not None:
             self._driver.close()
@@ -416,11 +415,3 @@ def _print_ready(options: ServeOptions) -> None:
         f"ready after {elapsed_s:.0f} s: {num_instances} instances, try: {options.example}",
         sys.stdout,
     )
-
-
-def _ignore_signals() -> None:
-    def ignore(signal_number: int, frame: FrameType | None) -> None:
-        return
-
-    for signal_number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signal_number, ignore)
