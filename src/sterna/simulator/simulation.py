@@ -83,7 +83,7 @@ class Simulation:
         self._rows: dict[int, SimulatedInstance] = {}
         self._num_started = 0
         self._arrivals_s: list[float] = trace.arrival_s.tolist()
-        # Later turns of sessions come after answers: `_plan_turns`.
+        # Later turns of sessions come after answers: `_plan_notices`.
         self._coming = deque(range(len(trace)))
         self._sessions: list[str] = []
         if trace.turns is not None:
