@@ -35,8 +35,23 @@ _BROKEN = "sterna.broken"
 RETRY_S = 1.0
 """Time after which a message that the mailbox refused is sent again."""
 
+FIND_TIMEOUT_S = 10.0
+"""Time-out of a search; a death is known earlier, unless a front end hangs."""
+
+INTRODUCTION_S = 0.1
+"""A new front end introduces itself again after this time to those that have not answered."""
+
+WINDOW_BYTES = 1 << 20
+"""Limit for the bytes of an answer that are under way between two front ends."""
+
+RelayMessage = (
+    FindStream | StreamFound | ReadStream | AnswerStart | AnswerPart | PartsTaken | StopReading
+)
+
 SendTo = Callable[[FrontendId, StreamMessage, Sequence[bytes]], bool]
 """Sends to another front end; False if that one lives, but the mailbox refuses the message."""
+
+logger = logging.getLogger(__name__)
 
 
 class RetryingSender:
@@ -78,22 +93,6 @@ class RetryingSender:
                 del self._refused[frontend_id]
         if self._refused:
             self._schedule()
-
-
-logger = logging.getLogger(__name__)
-
-FIND_TIMEOUT_S = 10.0
-"""Time-out of a search; a death is known earlier, unless a front end hangs."""
-
-INTRODUCTION_S = 0.1
-"""A new front end introduces itself again after this time to those that have not answered."""
-
-WINDOW_BYTES = 1 << 20
-"""Limit for the bytes of an answer that are under way between two front ends."""
-
-RelayMessage = (
-    FindStream | StreamFound | ReadStream | AnswerStart | AnswerPart | PartsTaken | StopReading
-)
 
 
 class RelayedStreams(Protocol):
@@ -176,12 +175,7 @@ class Relays:
                 if self._searches.on_found(message):
                     self._news[message.query_id].set()
             case ReadStream():
-                # Entered before the task has its first turn: the very next message may say that the
-                # client has gone, or that its front end has died.
-                asker = self._readers[message.sender, message.query_id] = _Reader()
-                task = asyncio.create_task(self._let_read(message, asker))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._on_read(message)
             case AnswerStart(_, query_id, status, headers):
                 start = {"type": "http.response.start", "status": status, "headers": [*headers]}
                 self._on_answer(query_id, start)
@@ -343,6 +337,14 @@ class Relays:
         has_replica = self._streams.has_replica(query.stream_id, query.owner)
         answer = self._searches.on_find(query, has_stream=has_stream, has_replica=has_replica)
         self._say_all([answer])
+
+    def _on_read(self, query: ReadStream) -> None:
+        # Entered before the task has its first turn: the very next message may say that the client
+        # has gone, or that its front end has died.
+        reader = self._readers[query.sender, query.query_id] = _Reader()
+        task = asyncio.create_task(self._let_read(query, reader))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _let_read(self, query: ReadStream, reader: _Reader) -> None:
         """Answer another front end's client."""
