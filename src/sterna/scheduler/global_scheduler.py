@@ -38,7 +38,7 @@ from sterna.scheduler.room import Room
 from sterna.scheduler.running_prompts import RunningPrompts
 from sterna.types import NORMAL, FrontendId, InstanceId, InstanceLoad, RequestId
 
-LOOK_AGAIN_S = 0.25
+SHARING_RECHECK_S = 0.25
 """Least time between two looks for what large prompts that wait may share with running ones."""
 
 COMPARISON_PAUSE_S = 1e-4
@@ -250,7 +250,7 @@ class GlobalScheduler:
         shared: Mapping[InstanceId, int] = {}
         if self._may_share(request):
             shared = self._running_prompts.shared(request, new.cached, self.candidates)
-            self._next_look_s = min(self._next_look_s, now_s + LOOK_AGAIN_S)
+            self._next_look_s = min(self._next_look_s, now_s + SHARING_RECHECK_S)
         self._held.put(request, now_s, new.cached, since_s, shared=shared)
 
     def _may_share(self, request: DispatchRequest) -> bool:
@@ -275,7 +275,7 @@ class GlobalScheduler:
                     self._hold(request, new, now_s)
                 num_looks += 1
         num_compared = self._running_prompts.num_compared - num_compared
-        pause_s = max(LOOK_AGAIN_S, COMPARISON_PAUSE_S * num_compared)
+        pause_s = max(SHARING_RECHECK_S, COMPARISON_PAUSE_S * num_compared)
         self._next_look_s = now_s + pause_s if num_looks else math.inf
 
     def on_cancel(self, request_id: RequestId, now_s: float) -> list[Effect]:

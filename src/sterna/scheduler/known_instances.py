@@ -19,7 +19,7 @@ from sterna.policy.headroom import shared
 from sterna.policy.virtual_usage import Candidate, NewRequest
 from sterna.types import FrontendId, InstanceId, InstanceLoad, RequestId
 
-LOOK_AGAIN_S = 1.0
+EXPIRY_RECHECK_S = 1.0
 """Time between two looks at what is on its way to an engine that ends no step."""
 
 
@@ -233,7 +233,7 @@ class KnownInstances(Container[InstanceId]):
             self._drop(instance, partial(_is_lost, instance=instance, lease_s=lease_s, now_s=now_s))
             for each in instance.in_flight:
                 expires_s = each.sent_s + lease_s
-                due_s = expires_s if expires_s > now_s else now_s + LOOK_AGAIN_S
+                due_s = expires_s if expires_s > now_s else now_s + EXPIRY_RECHECK_S
                 self._first_expiry_s = min(self._first_expiry_s, due_s)
 
     # ---------------------------------------------------------------------------- internals
