@@ -165,9 +165,9 @@ Run = Callable[[Scenario], Groups]
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs a scenario over these placement groups, without Ray; returns them."""
-    monkeypatch.setattr(placement, "RETRY_DELAY_S", 0.0, raising=False)
+    monkeypatch.setattr(placement, "RETRY_DELAY_S", 0.0)
     monkeypatch.setattr(placement, "PENDING_AFTER_S", 0.0)
-    monkeypatch.setattr(placement, "is_gcs_up", lambda: True, raising=False)
+    monkeypatch.setattr(placement, "is_gcs_up", lambda: True)
     monkeypatch.setattr(instance_actors, "is_gcs_up", lambda: True)
     monkeypatch.setattr(instance_actors, "own_node", lambda: "node")
     monkeypatch.setattr(ray, "kill", lambda _: None)
@@ -178,7 +178,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
         monkeypatch.setattr(placement, "placement_group", groups.add)
         monkeypatch.setattr(placement, "remove_placement_group", groups.remove)
         monkeypatch.setattr(placement, "get_placement_group", groups.find)
-        monkeypatch.setattr(placement, "placement_group_table", groups.table, raising=False)
+        monkeypatch.setattr(placement, "placement_group_table", groups.table)
         async with asyncio.timeout(HANG_TIMEOUT_S):
             await scenario(groups, tasks)
         tasks.cancel()

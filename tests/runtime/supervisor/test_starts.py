@@ -151,7 +151,7 @@ def test_one_that_is_stopped_or_gone_while_it_starts_is_replaced(
 def test_one_that_never_says_which_process_it_has_is_replaced(
     what: str, processes: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(services, "START_TIMEOUT_S", 0.0, raising=False)
+    monkeypatch.setattr(services, "START_TIMEOUT_S", 0.0)
 
     async def scenario() -> None:
         tasks = Tasks()
