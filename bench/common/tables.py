@@ -30,6 +30,11 @@ def markdown_table(header: Sequence[str], lines: Iterable[Sequence[str]], num_te
     return "\n".join(f"| {' | '.join(line)} |" for line in [header, marks, *lines])
 
 
+def cell(value: object) -> str:
+    """The value as the text of a cell, which is empty for None."""
+    return "" if value is None else str(value)
+
+
 def number(value: float | None) -> str:
     """Three significant digits."""
     if value is None or math.isnan(value):

@@ -1,11 +1,10 @@
 """The results of `sterna bench paced`: a table for each case, and goals. Pure, from rows alone."""
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 
-from bench.common.comparison import Estimate, factor
+from bench.common.comparison import Estimate, factor, mean
 from bench.common.pages import Goal
-from bench.common.tables import Row, markdown_table, number
+from bench.common.tables import Row, cell, markdown_table, number
 from bench.paced.runs import PACED, SIMULATED
 
 BASE = "llumnix"
@@ -61,9 +60,7 @@ def goals(rows: Sequence[Row]) -> list[Goal]:
     for case in dict.fromkeys(row["point"] for row in rows):
         paced = [row for row in rows if row["point"] == case and row["kind"] == PACED]
         for policy in dict.fromkeys(row["policy"] for row in paced):
-            real, predicted = (
-                _mean(rows, case, policy, kind, "request_mean_s") for kind in (PACED, SIMULATED)
-            )
+            real, predicted = _means(rows, "request_mean_s", policy, case)
             if real and predicted:
                 ratio = predicted / real
                 name = f"{case}, `{policy}`: predicted over measured mean request latency"
@@ -81,9 +78,7 @@ def _absolute(rows: Sequence[Row]) -> str:
     for policy in _policies(rows):
         cells = []
         for column, (_, scale) in SHOWN.items():
-            real, predicted = (
-                _mean(rows, case, policy, kind, column) for kind in (PACED, SIMULATED)
-            )
+            real, predicted = _means(rows, column, policy, case)
             text = number(None if real is None else real * scale)
             if predicted is not None:
                 text += f"<br>({number(predicted * scale)})"
@@ -98,7 +93,7 @@ def _factors(rows: Sequence[Row]) -> str:
     lines = [
         [
             f"`{policy}`",
-            *(_text(factor(paced, metric, policy, BASE, [case])) for metric in COMPARED),
+            *(cell(factor(paced, metric, policy, BASE, [case])) for metric in COMPARED),
         ]
         for policy in _policies(paced)
         if policy != BASE
@@ -109,7 +104,7 @@ def _factors(rows: Sequence[Row]) -> str:
 def _predictions(rows: Sequence[Row]) -> str:
     case = rows[0]["point"]
     lines = [
-        [f"`{policy}`", *(_text(predicted(rows, metric, case, policy)) for metric in COMPARED)]
+        [f"`{policy}`", *(cell(predicted(rows, metric, case, policy)) for metric in COMPARED)]
         for policy in _policies(rows)
     ]
     return markdown_table(["policy", *COMPARED.values()], lines)
@@ -125,15 +120,12 @@ def predicted(rows: Sequence[Row], metric: str, case: str, policy: str) -> Estim
     return factor(kinds, metric, PACED, SIMULATED, [case])
 
 
-def _mean(rows: Sequence[Row], case: str, policy: str, kind: str, column: str) -> float | None:
-    values = [
-        row[column]
-        for row in rows
-        if (row["point"], row["policy"], row["kind"]) == (case, policy, kind)
-        and row.get(column) is not None
-    ]
-    return fmean(values) if values else None
-
-
-def _text(value: Estimate | None) -> str:
-    return "" if value is None else str(value)
+def _means(
+    rows: Sequence[Row], metric: str, policy: str, case: str
+) -> tuple[float | None, float | None]:
+    """The means of what was measured, and of what the simulator predicts."""
+    real, predicted = (
+        mean([row for row in rows if row["kind"] == kind], metric, policy, case)
+        for kind in (PACED, SIMULATED)
+    )
+    return real, predicted

@@ -9,7 +9,7 @@ from typing import Any
 
 from bench.common.comparison import Estimate, factor
 from bench.common.pages import Goal, goal_list
-from bench.common.tables import Row, markdown_table, number, rounded, span
+from bench.common.tables import Row, cell, markdown_table, number, rounded, span
 from bench.plain_vllm.sides import SIDES, STERNA, VLLM, VLLM_LEAN
 
 AS_THEY_COME, AT_ONCE = "as they come", "at once"
@@ -140,5 +140,5 @@ def _factors(rows: Sequence[Row]) -> str:
     for name in dict.fromkeys(row["side"] for row in rows):
         if name != STERNA:
             found = [factor(alike, metric, STERNA, name, [""]) for metric in COMPARED]
-            lines.append([name, *("" if each is None else str(each) for each in found)])
+            lines.append([name, *map(cell, found)])
     return markdown_table(["", *(SHOWN[each][0].partition(" [")[0] for each in COMPARED)], lines)

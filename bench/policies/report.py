@@ -6,7 +6,7 @@ from statistics import fmean
 
 from bench.common.comparison import factor, half_width, mean
 from bench.common.pages import goal_list
-from bench.common.tables import Row, folded, markdown_table, number
+from bench.common.tables import Row, cell, folded, markdown_table, number
 from bench.policies.contenders import (
     ALONE,
     COSTS,
@@ -155,7 +155,7 @@ def _factors(
 ) -> str:
     lines = [
         [_shown(policy)]
-        + [_text(factor(rows, metric, policy, against, points)) for metric in metrics]
+        + [cell(factor(rows, metric, policy, against, points)) for metric in metrics]
         for policy in policies
         if policy != against
     ]
@@ -168,7 +168,7 @@ def _each_point(rows: Sequence[Row], family: Family) -> str:
     shown = (*LLUMNIX_BOUNDS, "tpot_mean_s", "ttft_p99_long_s", "ttft_max_long_s")
     lines = [
         [point.name]
-        + [_text(factor(rows, metric, STERNA, LLUMNIX, [point.name])) for metric in shown]
+        + [cell(factor(rows, metric, STERNA, LLUMNIX, [point.name])) for metric in shown]
         for point in family.points
     ]
     return markdown_table(["trace", *(metrics[each] for each in shown)], lines)
@@ -262,7 +262,3 @@ def _spread(rows: Sequence[Row], column: str, point: str) -> str:
 
 def _shown(policy: str) -> str:
     return f"*{policy}*" if policy in DERIVED else f"`{policy}`"
-
-
-def _text(value: object) -> str:
-    return "" if value is None else str(value)
