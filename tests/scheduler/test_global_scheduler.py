@@ -307,7 +307,7 @@ def test_the_news_of_an_instance_that_has_reported_changes_nothing() -> None:
     core.on_request(ask("a"), 0.0)
     before = tuple(core.candidates)
     core.on_instance_joined(InstanceId("i0"), 0.1)
-    core.on_instance_withdrawn(InstanceId("i0"))
+    core.withdraw_instance(InstanceId("i0"))
     assert tuple(core.candidates) == before
 
 

@@ -235,7 +235,7 @@ def test_an_instance_that_is_kept_warm_is_not_one_that_starts() -> None:
     core.on_instance_joined(InstanceId("i1"), 0.3)
     assert core.on_tick(1.4) == []
     for _ in range(2):
-        core.on_instance_withdrawn(InstanceId("i1"))
+        core.withdraw_instance(InstanceId("i1"))
     assert core.on_tick(1.6) == [ScaleUp(1)]
     core.on_load(report(IDLE), 1.7)
     assert core.on_tick(1.8) == [told("i0", "i1"), told("i1", None)]

@@ -222,7 +222,7 @@ class SchedulerCore:
         for instance_id in new_instances:
             effects += self._core.on_instance_joined(instance_id, now_s)
         for instance_id in withdrawn:
-            self._core.on_instance_withdrawn(instance_id)
+            self._core.withdraw_instance(instance_id)
         self._core.set_kv_formats({i.instance_id: i.kv_format for i in membership.instances})
         self._core.set_pending(a.instance_id for a in membership.absent if a.state == "pending")
         for instance in membership.instances:

@@ -322,8 +322,8 @@ class GlobalScheduler:
         self._instances.join(instance_id)
         return []
 
-    def on_instance_withdrawn(self, instance_id: InstanceId) -> None:
-        """An instance that was starting is up and warm: it takes no part until it joins again."""
+    def withdraw_instance(self, instance_id: InstanceId) -> None:
+        """Leave out an instance that was starting and is warm, until it joins again."""
         self._instances.withdraw(instance_id)
 
     def set_kv_formats(self, kv_formats: Mapping[InstanceId, str]) -> None:
