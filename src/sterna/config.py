@@ -500,7 +500,7 @@ class LlumletConfig:
         report_interval_s: time between two load reports, longer in proportion above 128 instances;
             a report also goes out at once when a request has ended, or the number of queuing
             requests or the migrations in flight change. With None it sends no reports, and its
-            driver reads the loads (`simulator`).
+            shell reads the loads (`simulator`).
         heartbeat_interval_s: time between two reports when nothing changes.
         retry_backoff_s: time for which a request is not chosen again after its migration aborted.
         drain_limit_s: requests that are left on an instance after it has been emptied for this time

@@ -223,7 +223,7 @@ class Llumlet:
     def on_look(self, view: InstanceView, now_s: float) -> list[LlumletEffect]:
         """Begin the migrations that may begin, from a view that was made for this alone.
 
-        For a driver that does not call `on_view` after every step, but makes a view after any
+        For a caller that does not call `on_view` after every step, but makes a view after any
         other event if `wants_view` holds.
         """
         return [*self._start_migrations(self._completed(view), now_s)]

@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 class Instance:
-    """Driver of one engine and its instance's core; also the engine's listener."""
+    """Shell of an instance's core and of its engine; also the engine's listener."""
 
     def __init__(self, instance_id: InstanceId, config: LlumletConfig, mailbox: Mailbox) -> None:
         self._instance_id = instance_id

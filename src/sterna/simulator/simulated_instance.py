@@ -77,7 +77,7 @@ class Environment(Protocol):
 
 
 class SimulatedInstance:
-    """Driver of one llumlet and its engine."""
+    """Shell of one llumlet and its engine."""
 
     def __init__(
         self,

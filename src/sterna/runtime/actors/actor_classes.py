@@ -1,4 +1,4 @@
-"""The Ray actors: shells that give each driver a process of its own (Section 5).
+"""The Ray actors, which give each shell a process of its own (Section 5).
 
 Ray creates, places and finds them, and reports their deaths; their messages go over mailboxes.
 Heavy imports happen when an actor starts, so that importing this module is cheap and the
