@@ -293,7 +293,7 @@ class _Source:
         self._plane.close()
         self.open()
 
-    def transfer(self, num_blocks: int, *, paced: bool) -> tuple[float, float]:
+    def transfer(self, num_blocks: int, *, is_paced: bool) -> tuple[float, float]:
         """Seconds until the blocks are in place at the peer, and until this end knows it."""
         self._stage += 1
         transfer = Transfer(MigrationId("bench"), self._stage)
@@ -301,7 +301,7 @@ class _Source:
         self._pipe.recv()
         ids = _shuffled(self._num_blocks, -self._stage)[:num_blocks]
         begun_s = time.monotonic()
-        self._plane.send(transfer, self.endpoint, [ids], paced=paced)
+        self._plane.send(transfer, self.endpoint, [ids], is_paced=is_paced)
         event = self._events.get()
         sent_s = time.monotonic()
         if not isinstance(event, Sent):
@@ -365,15 +365,17 @@ def _measure_transfers(
 
     def connect() -> tuple[float, ...]:
         source.reopen()
-        return source.transfer(1, paced=False)
+        return source.transfer(1, is_paced=False)
 
     yield _row("connect", model, 1, _measure(connect), names, transport=config.kind)
-    for paced in (False, True):
+    for is_paced in (False, True):
         for num_blocks in sizes:
 
-            def measure(num_blocks: int = num_blocks, paced: bool = paced) -> tuple[float, ...]:
-                times = source.transfer(num_blocks, paced=paced)
-                if paced or config.kind not in RAW_WIRES:
+            def measure(
+                num_blocks: int = num_blocks, is_paced: bool = is_paced
+            ) -> tuple[float, ...]:
+                times = source.transfer(num_blocks, is_paced=is_paced)
+                if is_paced or config.kind not in RAW_WIRES:
                     return times
                 return (*times, source.wire(num_blocks * model.block_bytes))
 
@@ -386,7 +388,7 @@ def _measure_transfers(
                 samples,
                 (*names, "wire_ms") if has_wire else names,
                 transport=config.kind,
-                paced=paced,
+                paced=is_paced,
             )
             if has_wire:
                 row["wire_share"] = asdict(report.wire_share(samples.seconds))

@@ -47,7 +47,9 @@ class Plane:
         self.notify = notify
         self.told: SimpleQueue[tuple[Any, ...]] = SimpleQueue()
 
-    def send(self, transfer: Transfer, endpoint: str, block_ids: BlockIds, *, paced: bool) -> None:
+    def send(
+        self, transfer: Transfer, endpoint: str, block_ids: BlockIds, *, is_paced: bool
+    ) -> None:
         self.told.put((transfer, endpoint, block_ids))
 
     def receive(self, transfer: Transfer, block_ids: BlockIds) -> None:

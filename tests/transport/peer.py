@@ -30,8 +30,8 @@ class Peer:
     def receive(self, transfer: Transfer, ids: list[int]) -> None:
         self._call("receive", transfer, ids)
 
-    def send(self, transfer: Transfer, endpoint: str, ids: list[int], *, paced: bool) -> None:
-        self._call("send", transfer, endpoint, ids, paced)
+    def send(self, transfer: Transfer, endpoint: str, ids: list[int], *, is_paced: bool) -> None:
+        self._call("send", transfer, endpoint, ids, is_paced)
 
     def kill(self) -> None:
         self.process.kill()
@@ -59,6 +59,6 @@ def _run(pipe: Connection, kind: str, options: dict[str, Any]) -> None:
         match order:
             case ("receive", transfer, ids):
                 node.receive(transfer, ids)
-            case ("send", transfer, endpoint, ids, paced):
-                node.plane.send(transfer, endpoint, [ids], paced=paced)
+            case ("send", transfer, endpoint, ids, is_paced):
+                node.plane.send(transfer, endpoint, [ids], is_paced=is_paced)
         pipe.send("done")

@@ -140,9 +140,9 @@ class Node:
         destination: "Node",
         ids: Sequence[int],
         *,
-        paced: bool = False,
+        is_paced: bool = False,
     ) -> None:
-        self.plane.send(transfer, destination.plane.endpoint, [ids], paced=paced)
+        self.plane.send(transfer, destination.plane.endpoint, [ids], is_paced=is_paced)
 
     def receive(self, transfer: Transfer, ids: Sequence[int]) -> None:
         self.plane.receive(transfer, [ids])

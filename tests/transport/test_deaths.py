@@ -75,7 +75,7 @@ def test_a_source_killed_in_the_middle_fails_its_transfer_and_no_other(cast: Cas
     doomed = cast.peer(**SLOW)
     source, destination = cast.node(), cast.node(timeout_s=NEVER_S)
     destination.receive(stage("doomed"), range(20))
-    doomed.send(stage("doomed"), destination.plane.endpoint, list(range(20)), paced=True)
+    doomed.send(stage("doomed"), destination.plane.endpoint, list(range(20)), is_paced=True)
     assert destination.layout.first_scatter.wait(WAIT_S)
     gate = source.layout.gather_gate = Gate()
     destination.receive(stage("other"), range(20, 24))
@@ -99,7 +99,7 @@ def test_a_destination_killed_in_the_middle_fails_its_transfer_and_no_other(cast
     source, destination = cast.node(**SLOW), cast.node()
     doomed.receive(stage("doomed"), list(range(20)))
     gate = source.layout.gather_gate = Gate()
-    source.send(stage("doomed"), doomed, range(20), paced=True)  # type: ignore[arg-type]
+    source.send(stage("doomed"), doomed, range(20), is_paced=True)  # type: ignore[arg-type]
     gate.open()
     gate.wait_for_arrival()
     # The second chunk is held: one is through and many are left.
@@ -135,7 +135,7 @@ def test_a_source_killed_inside_a_gloo_message_is_noticed_before_gloo_notices() 
     shape = {"num_layers": 1, "num_blocks": 4, "page_bytes": 16 << 20, "chunk_bytes": 16 << 20}
     doomed, destination = Peer("gloo", **shape), Node("gloo", **shape, timeout_s=gloo_timeout_s)
     destination.receive(stage("m"), range(4))
-    doomed.send(stage("m"), destination.plane.endpoint, list(range(4)), paced=False)
+    doomed.send(stage("m"), destination.plane.endpoint, list(range(4)), is_paced=False)
     assert destination.layout.first_scatter.wait(WAIT_S)
     begun_s = time.monotonic()
     doomed.kill()
@@ -177,7 +177,7 @@ def test_a_frozen_source_fails_its_transfers_after_the_timeout(cast: Cast) -> No
     frozen = cast.peer(bandwidth_share=0.001)
     source, destination = cast.node(), cast.node(timeout_s=5.0)
     destination.receive(stage("frozen"), range(20))
-    frozen.send(stage("frozen"), destination.plane.endpoint, list(range(20)), paced=True)
+    frozen.send(stage("frozen"), destination.plane.endpoint, list(range(20)), is_paced=True)
     assert destination.layout.first_scatter.wait(WAIT_S)
     frozen.freeze()
     source.copy(stage("other"), destination, [1], [21])
@@ -222,7 +222,7 @@ def _use_planes(kind: str) -> None:
     source, destination = Node(kind), Node(kind, seed=1)
     source.copy(stage("m"), destination, [0, 1, 2], [3, 4, 5])
     destination.copy(stage("back"), source, [0, 1, 2], [3, 4, 5])
-    source.plane.send(stage("x"), "nonsense", [[0]], paced=False)
+    source.plane.send(stage("x"), "nonsense", [[0]], is_paced=False)
     source.send(stage("y"), destination, [0])
     source.next_events(2)
     source.plane.close()
@@ -252,7 +252,7 @@ def test_a_killed_peer_leaves_nothing_behind(kind: str) -> None:
     fds, shared = psutil.Process().num_fds(), _leftovers()["shared memory"]
     doomed = Peer(kind, **SLOW)
     node.receive(stage("to"), range(10))
-    doomed.send(stage("to"), node.plane.endpoint, list(range(10)), paced=True)
+    doomed.send(stage("to"), node.plane.endpoint, list(range(10)), is_paced=True)
     assert node.layout.first_scatter.wait(WAIT_S)
     doomed.receive(stage("from"), [0, 1])
     node.send(stage("from"), doomed, [0, 1])  # type: ignore[arg-type]
@@ -292,7 +292,7 @@ def test_a_copy_that_comes_when_its_connection_ends_is_sent(cast: Cast) -> None:
 def test_closing_in_mid_transfer_waits_for_no_timeout_and_is_silent_and_final(cast: Cast) -> None:
     source, destination = cast.node(**SLOW), cast.node(timeout_s=NEVER_S)
     destination.receive(stage("m"), range(20))
-    source.send(stage("m"), destination, range(20), paced=True)
+    source.send(stage("m"), destination, range(20), is_paced=True)
     assert destination.layout.first_scatter.wait(WAIT_S)
     begun_s = time.monotonic()
     destination.plane.close()
@@ -351,7 +351,7 @@ def test_stopping_all_the_migrations_of_a_dead_peer_is_told(cast: Cast) -> None:
     doomed = cast.peer()
     source = cast.node(**SLOW)
     doomed.receive(stage("m"), list(range(20)))
-    source.send(stage("m"), doomed, range(20), paced=True)  # type: ignore[arg-type]
+    source.send(stage("m"), doomed, range(20), is_paced=True)  # type: ignore[arg-type]
     doomed.kill()
     failed = source.next_event()
     assert isinstance(failed, SendFailed)

@@ -96,7 +96,7 @@ def test_a_source_without_the_endpoints_token_is_rejected(world: World) -> None:
     address, _, token = destination.plane.endpoint.rpartition("/")
     assert len(token) == 32
     destination.receive(stage("m"), range(4))
-    source.plane.send(stage("m"), f"{address}/{'0' * 32}", [range(4)], paced=False)
+    source.plane.send(stage("m"), f"{address}/{'0' * 32}", [range(4)], is_paced=False)
     failed = source.next_event()
     assert isinstance(failed, SendFailed)
     assert failed.reason.endswith("the endpoint belongs to an earlier instance: wrong token")
@@ -109,7 +109,7 @@ def test_an_endpoint_of_another_kind_fails_the_send_and_nothing_else(
     world: World, endpoint: str
 ) -> None:
     source = world.node()
-    source.plane.send(stage("m"), endpoint, [range(4)], paced=False)
+    source.plane.send(stage("m"), endpoint, [range(4)], is_paced=False)
     assert source.next_event() == SendFailed(
         stage("m"),
         f"endpoint {endpoint!r} is not one of transport {world.kind!r}: all instances must use "

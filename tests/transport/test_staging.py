@@ -73,9 +73,9 @@ def test_only_the_last_stage_of_a_marked_migration_waits_for_the_marked_steps(
     source.plane.stop(stage("stopped").migration_id)
     assert isinstance(source.next_event(), Stopped)
     stages = (("m", 0, True), ("m", 1, False), ("m", 2, False), ("stopped", 0, False))
-    for name, number, paced in stages:
+    for name, number, is_paced in stages:
         destination.receive(stage(name, number), [0])
-        source.send(stage(name, number), destination, [4], paced=paced)
+        source.send(stage(name, number), destination, [4], is_paced=is_paced)
         assert isinstance(source.next_event(), Sent)
         destination.next_event()
     assert waited == [2, 0, 3, 4]

@@ -316,7 +316,7 @@ def impostor() -> Iterator[_Impostor]:
 def test_a_callee_that_does_not_welcome_fails_the_send(
     node: Node, impostor: _Impostor, answer: Frame
 ) -> None:
-    node.plane.send(stage("m"), impostor.endpoint, [[0]], paced=False)
+    node.plane.send(stage("m"), impostor.endpoint, [[0]], is_paced=False)
     stream = impostor.accept()
     assert isinstance(stream.wait_frame(), Hello)
     _say(stream, answer)
@@ -341,7 +341,7 @@ def test_a_callee_that_answers_what_was_not_asked_fails_the_send(
 ) -> None:
     # Large enough to be held up by the pace after the first chunk.
     slow = Node("tcp", bandwidth_share=0.001)
-    slow.plane.send(stage("m"), impostor.endpoint, [range(20)], paced=True)
+    slow.plane.send(stage("m"), impostor.endpoint, [range(20)], is_paced=True)
     stream = impostor.accept()
     assert isinstance(stream.wait_frame(), Hello)
     _say(stream, Welcome())
@@ -355,7 +355,7 @@ def test_a_callee_that_answers_what_was_not_asked_fails_the_send(
 
 
 def test_answers_for_streams_that_are_over_are_ignored(node: Node, impostor: _Impostor) -> None:
-    node.plane.send(stage("m"), impostor.endpoint, [[0]], paced=False)
+    node.plane.send(stage("m"), impostor.endpoint, [[0]], is_paced=False)
     stream = impostor.accept()
     assert isinstance(stream.wait_frame(), Hello)
     _say(stream, Welcome(), Done(77), Refused(78, "what?"))
@@ -363,7 +363,7 @@ def test_answers_for_streams_that_are_over_are_ignored(node: Node, impostor: _Im
     _say(stream, Refused(0, "no"))
     assert node.next_event() == SendFailed(stage("m"), "refused by the destination: no")
     _say(stream, Refused(0, "no"), Done(0))
-    node.plane.send(stage("n"), impostor.endpoint, [[]], paced=False)
+    node.plane.send(stage("n"), impostor.endpoint, [[]], is_paced=False)
     stream.read_payload(memoryview(bytearray(_chunk_frame_bytes() + 192)))
     assert stream.wait_frame() == Begin(1, "n", 0, (0,), 0)
     stream.close()

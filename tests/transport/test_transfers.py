@@ -88,7 +88,7 @@ def test_transfers_in_both_directions_and_to_several_peers_run_at_once(world: Wo
             expected.append((destination, to_ids, source.blocks(ids)))
             transfer = stage(f"{source_index}-{destination_index}")
             destination.receive(transfer, to_ids)
-            source.send(transfer, destination, ids, paced=source_index == 1)
+            source.send(transfer, destination, ids, is_paced=source_index == 1)
     for node in nodes:
         kinds = sorted(type(event).__name__ for event in node.next_events(4))
         assert kinds == ["Arrived", "Arrived", "Sent", "Sent"]
@@ -102,7 +102,7 @@ def test_many_stages_of_many_migrations_share_one_connection(world: World) -> No
     for index, transfer in enumerate(transfers):
         destination.receive(transfer, [3 * index + 2, 3 * index + 1, 3 * index])
         ids = [3 * index, 3 * index + 1, 3 * index + 2]
-        source.send(transfer, destination, ids, paced=index % 2 == 0)
+        source.send(transfer, destination, ids, is_paced=index % 2 == 0)
     arrived = [event.transfer for event in destination.next_events(20)]  # type: ignore[union-attr]
     sent = source.next_events(20)
     assert sorted(map(str, arrived)) == sorted(map(str, transfers))
@@ -137,7 +137,7 @@ def test_a_last_stage_overtakes_a_paced_bulk_transfer_at_the_next_chunk(world: W
     bulk, last = stage("bulk"), stage("last")
     destination.receive(bulk, range(8))
     destination.receive(last, [20, 21, 22])
-    source.send(bulk, destination, range(8), paced=True)
+    source.send(bulk, destination, range(8), is_paced=True)
     gate.wait_for_arrival()
     source.send(last, destination, [10, 11, 12])
     gate.open(10)
@@ -153,9 +153,9 @@ def test_bulk_transfers_to_one_peer_take_turns(world: World) -> None:
     gate = source.layout.gather_gate = Gate()
     destination.receive(stage("a"), range(6))
     destination.receive(stage("b"), range(6, 12))
-    source.send(stage("a"), destination, range(6), paced=True)
+    source.send(stage("a"), destination, range(6), is_paced=True)
     gate.wait_for_arrival()
-    source.send(stage("b"), destination, range(6, 12), paced=True)
+    source.send(stage("b"), destination, range(6, 12), is_paced=True)
     gate.open(10)
     destination.next_events(2)
     assert source.layout.gathered == [[0, 1], [2, 3], [6, 7], [4, 5], [8, 9], [10, 11]]
@@ -165,7 +165,7 @@ def test_bulk_chunks_take_no_more_than_their_share_of_the_time(world: World) -> 
     shape = {"num_layers": 1, "page_bytes": 1 << 18, "chunk_bytes": 1 << 20}
     source, destination = world.node(**shape, bandwidth_share=0.05), world.node(**shape)
     destination.receive(stage("m"), range(20))
-    source.send(stage("m"), destination, range(20), paced=True)
+    source.send(stage("m"), destination, range(20), is_paced=True)
     assert isinstance(source.next_event(), Sent)
     times = source.layout.gather_times
     busy_s = sum(end - begin for begin, end in times[:-1])

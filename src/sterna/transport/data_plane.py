@@ -94,7 +94,9 @@ class DataPlane(Protocol):
     def endpoint(self) -> str:
         """Address at which peers reach this plane."""
 
-    def send(self, transfer: Transfer, endpoint: str, block_ids: BlockIds, *, paced: bool) -> None:
+    def send(
+        self, transfer: Transfer, endpoint: str, block_ids: BlockIds, *, is_paced: bool
+    ) -> None:
         """Gather the blocks and send them to the plane at `endpoint`.
 
         Paced transfers leave the memory bus to the engine for part of the time

@@ -92,11 +92,13 @@ class _Plane:
     def endpoint(self) -> str:
         return self._endpoint
 
-    def send(self, transfer: Transfer, endpoint: str, block_ids: BlockIds, *, paced: bool) -> None:
-        mark = None if paced else self._marks.get(transfer.migration_id)
+    def send(
+        self, transfer: Transfer, endpoint: str, block_ids: BlockIds, *, is_paced: bool
+    ) -> None:
+        mark = None if is_paced else self._marks.get(transfer.migration_id)
         fence = self._cache.fence() if mark is None else mark
-        copy = self._add(Side.SOURCE, transfer, block_ids, paced, fence)
-        if not paced:
+        copy = self._add(Side.SOURCE, transfer, block_ids, is_paced, fence)
+        if not is_paced:
             self._marks.pop(transfer.migration_id, None)
         try:
             peer = _parse(endpoint, self._wire.kind)

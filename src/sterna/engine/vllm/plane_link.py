@@ -26,7 +26,7 @@ class SendStage(msgspec.Struct, frozen=True, tag=True):
     transfer: Transfer
     endpoint: str
     block_ids: list[list[int]]
-    paced: bool
+    is_paced: bool
 
 
 class ReceiveStage(msgspec.Struct, frozen=True, tag=True):
@@ -119,8 +119,8 @@ class PlaneServer:
         while True:
             command = decoder.decode(self._commands.recv())
             match command:
-                case SendStage(transfer, endpoint, block_ids, paced):
-                    self.plane.send(transfer, endpoint, block_ids, paced=paced)
+                case SendStage(transfer, endpoint, block_ids, is_paced):
+                    self.plane.send(transfer, endpoint, block_ids, is_paced=is_paced)
                 case ReceiveStage(transfer, block_ids):
                     self.plane.receive(transfer, block_ids)
                     self._report(StageArmed(transfer))

@@ -246,7 +246,7 @@ class Transfers:
             return
         lead, rank = transfer.hop
         ids = self._shards.part(arriving.came[lead], lead, rank)
-        self._link.send_to(lead, SendStage(transfer, self._endpoints[rank], ids, paced=False))
+        self._link.send_to(lead, SendStage(transfer, self._endpoints[rank], ids, is_paced=False))
 
     def _lose(self, transfer: Transfer) -> None:
         """Fail the stage of a transfer to or within this instance."""
