@@ -19,7 +19,7 @@ LONGER = replace(FITTING, num_blocks=7)
         (FITTING, Mode.LIVE, Left(6, was_queuing=False)),
         (None, Mode.LIVE, Stays(Reason.REQUEST_UNKNOWN)),
         (replace(FITTING, num_preemptions=2), Mode.LIVE, Stays(Reason.REQUEST_PREEMPTED)),
-        (replace(FITTING, immovable=True), Mode.LIVE, Stays(Reason.REQUEST_IMMOVABLE)),
+        (replace(FITTING, is_immovable=True), Mode.LIVE, Stays(Reason.REQUEST_IMMOVABLE)),
         (LONGER, Mode.LIVE, Outgrown()),
         (LONGER, Mode.STOP_AND_COPY, Outgrown()),
         (LONGER, Mode.RECOMPUTE, Left(7, was_queuing=False)),

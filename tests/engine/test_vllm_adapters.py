@@ -323,9 +323,9 @@ def test_a_request_whose_adapter_is_lost_stays_and_the_engine_goes_on(
         engine.add(FrontendId(4), encode_request(wire))
         monkeypatch.setattr(engine._adapters, "load", lost)
         inspected = await engine.inspect(MIGRATION, RequestId("queues"))
-        assert inspected.progress.immovable
+        assert inspected.progress.is_immovable
         monkeypatch.undo()
-        assert not (await engine.inspect(MIGRATION, RequestId("queues"))).progress.immovable
+        assert not (await engine.inspect(MIGRATION, RequestId("queues"))).progress.is_immovable
 
     run_with_engine(core, play)
     finish(core)

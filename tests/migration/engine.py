@@ -180,7 +180,7 @@ class Engine:
             num_full_blocks=0 if is_queuing else request.num_tokens // BLOCK_SIZE,
             num_blocks=0 if is_queuing else request.num_blocks,
             num_preemptions=request.num_preemptions,
-            immovable=request.where is Where.DRAINED,
+            is_immovable=request.where is Where.DRAINED,
         )
         return Inspected(progress, request_id.encode())
 

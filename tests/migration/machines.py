@@ -76,7 +76,11 @@ def name(effect: Effect) -> str:
 
 
 def progress(
-    num_blocks: int, *, num_preemptions: int = 0, is_queuing: bool = False, immovable: bool = False
+    num_blocks: int,
+    *,
+    num_preemptions: int = 0,
+    is_queuing: bool = False,
+    is_immovable: bool = False,
 ) -> RequestPosition:
     """A request whose last block is partial."""
     return RequestPosition(
@@ -84,7 +88,7 @@ def progress(
         num_full_blocks=max(0, num_blocks - 1),
         num_blocks=num_blocks,
         num_preemptions=num_preemptions,
-        immovable=immovable,
+        is_immovable=is_immovable,
     )
 
 
@@ -156,7 +160,7 @@ SOURCE_EVENTS: dict[str, tuple[Event, float]] = {
     "Inspected(few blocks left)": (inspected(10), LATER_S),
     "Inspected(gone)": (Inspected(None), LATER_S),
     "Inspected(preempted since)": (Inspected(progress(9, num_preemptions=1)), LATER_S),
-    "Inspected(immovable)": (Inspected(progress(9, immovable=True)), LATER_S),
+    "Inspected(immovable)": (Inspected(progress(9, is_immovable=True)), LATER_S),
     "Reserved(first stage)": (reserved(0), LATER_S),
     "Reserved(this stage)": (reserved(1), LATER_S),
     "Reserved(later stage)": (reserved(2), LATER_S),

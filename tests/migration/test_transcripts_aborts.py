@@ -77,7 +77,7 @@ def test_a_request_that_is_not_there_ends_the_migration_before_anything_is_said(
 
 
 def test_an_immovable_request_ends_the_migration_before_anything_is_said() -> None:
-    assert Duet(Inspected(progress(9, immovable=True), REQUEST)).lines == [
+    assert Duet(Inspected(progress(9, is_immovable=True), REQUEST)).lines == [
         "A start: Inspect",
         "A Inspected: Ended REQUEST_IMMOVABLE, 0 stages",
     ]

@@ -44,7 +44,7 @@ def drain_outcome(progress: RequestPosition | None, drain: Drain) -> DrainOutcom
         return Stays(Reason.REQUEST_UNKNOWN)
     if progress.num_preemptions != drain.num_preemptions:
         return Stays(Reason.REQUEST_PREEMPTED)
-    if progress.immovable:
+    if progress.is_immovable:
         return Stays(Reason.REQUEST_IMMOVABLE)
     has_kv_to_move = drain.mode is not Mode.RECOMPUTE and not progress.is_queuing
     if has_kv_to_move and progress.num_blocks - drain.first_block > drain.max_blocks:

@@ -350,7 +350,7 @@ class MigrationSource:
         # copied, so its presence alone is not enough.
         if self._num_preemptions not in (None, position.num_preemptions):
             return self._abort(Reason.REQUEST_PREEMPTED)
-        if position.immovable:
+        if position.is_immovable:
             return self._abort(Reason.REQUEST_IMMOVABLE)
         stage = plan_stage(self._stage, position, self.mode, self._config)
         if isinstance(stage, Reason):

@@ -123,7 +123,7 @@ class _Engine:
             num_full_blocks=num_valid_tokens // block_size,
             num_blocks=-(-num_valid_tokens // block_size),
             num_preemptions=num_preemptions,
-            immovable=is_drained or is_prefilling,
+            is_immovable=is_drained or is_prefilling,
         )
 
     def begin_drain(self, drain: Drain) -> DrainOutcome:

@@ -213,7 +213,7 @@ class TwoEngines(RuleBasedStateMachine):
         progress = core.progress(request_id)
         assert progress is not None
         outcome = drain(core, request_id, num_preemptions=progress.num_preemptions)
-        assert isinstance(outcome, Left) != progress.immovable
+        assert isinstance(outcome, Left) != progress.is_immovable
         if isinstance(outcome, Left):
             self.moves.append(Move(request_id, side, progress.num_blocks))
 

@@ -47,10 +47,10 @@ def two_running() -> EmulatedCore:
 def test_progress_tells_the_tokens_whose_kv_is_there() -> None:
     core = two_running()
     assert core.progress("a") == RequestPosition(
-        is_queuing=False, num_full_blocks=1, num_blocks=2, num_preemptions=0, immovable=False
+        is_queuing=False, num_full_blocks=1, num_blocks=2, num_preemptions=0, is_immovable=False
     )
     assert core.progress("b") == RequestPosition(
-        is_queuing=False, num_full_blocks=2, num_blocks=2, num_preemptions=0, immovable=False
+        is_queuing=False, num_full_blocks=2, num_blocks=2, num_preemptions=0, is_immovable=False
     )
     assert core.progress("c") is None
 
@@ -70,7 +70,7 @@ def test_a_queuing_request_has_no_kv_and_can_move() -> None:
     add(core, request("a", 100))
     step(core)
     assert core.progress("a") == RequestPosition(
-        is_queuing=True, num_full_blocks=0, num_blocks=0, num_preemptions=0, immovable=False
+        is_queuing=True, num_full_blocks=0, num_blocks=0, num_preemptions=0, is_immovable=False
     )
 
 
@@ -78,9 +78,9 @@ def test_a_prompt_in_chunks_cannot_move() -> None:
     core = chunked(max_num_batched_tokens=4)
     add(core, request("a", 6))
     step(core)
-    assert core.progress("a").immovable
+    assert core.progress("a").is_immovable
     step(core)
-    assert not core.progress("a").immovable
+    assert not core.progress("a").is_immovable
 
 
 # -------------------------------------------------------------------------------------- drains
@@ -91,7 +91,7 @@ def test_a_drained_request_leaves_the_batch_and_keeps_its_blocks() -> None:
     assert drain(core, "a") == Left(2, was_queuing=False)
     assert core.num_free_blocks == 6
     assert step(core).scheduled == (("b", 1),)
-    assert core.progress("a").immovable
+    assert core.progress("a").is_immovable
     assert not core.is_empty
 
 

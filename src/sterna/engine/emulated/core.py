@@ -230,7 +230,7 @@ class EmulatedCore:
             num_full_blocks=num_valid_tokens // self._config.block_size,
             num_blocks=self._config.blocks_of(num_valid_tokens),
             num_preemptions=request.num_preemptions,
-            immovable=self._immovable(request) is not None,
+            is_immovable=self._immovable(request) is not None,
         )
 
     # --------------------------------------------------------------------------- requests

@@ -362,7 +362,7 @@ class VllmEngine:
                 except Exception:
                     # vLLM may have dropped it while the request queues, and its files be gone.
                     logger.exception("request stays, its adapter is lost request=%s", request_id)
-                    return Inspected(replace(progress, immovable=True)), None
+                    return Inspected(replace(progress, is_immovable=True)), None
             moving = MovingRequest(encode_request(sent_request), digest)
             return Inspected(progress, moving.encode()), leaving
 

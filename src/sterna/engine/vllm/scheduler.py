@@ -361,7 +361,7 @@ class MigratingScheduler(Scheduler):
             num_full_blocks=self.groups.num_full_units(num_valid_tokens),
             num_blocks=self.groups.num_units(num_valid_tokens),
             num_preemptions=request.num_preemptions,
-            immovable=self.immovable(request) is not None,
+            is_immovable=self.immovable(request) is not None,
             num_valid_tokens=num_valid_tokens,
             block_bytes=self.groups.unit_bytes,
             state_bytes=self.groups.state_bytes,

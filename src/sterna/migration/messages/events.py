@@ -21,7 +21,7 @@ class RequestPosition:
         num_full_blocks: leading blocks whose KV is complete and will not change again.
         num_blocks: blocks with any valid KV, the partial last one included.
         num_preemptions: number of its preemptions on this instance.
-        immovable: it cannot move at this moment.
+        is_immovable: it cannot move at this moment.
         num_valid_tokens: tokens with valid KV. Engines whose layers have windows know by it which
             memory no layer looks at any longer.
         block_bytes: bytes of a block on one rank.
@@ -33,7 +33,7 @@ class RequestPosition:
     num_full_blocks: int
     num_blocks: int
     num_preemptions: int
-    immovable: bool = False
+    is_immovable: bool = False
     num_valid_tokens: int = 0
     block_bytes: int = 0
     state_bytes: int = 0
