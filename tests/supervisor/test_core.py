@@ -24,7 +24,7 @@ from sterna.supervisor.core import (
     TAKEOVER_GAP,
     HostedInstance,
     NotTerminated,
-    OperatorTerminations,
+    OperatorTermination,
     OtherMembers,
     SupervisorCore,
     SupervisorState,
@@ -162,7 +162,7 @@ def test_an_operator_is_answered_also_when_nothing_was_begun() -> None:
 def test_a_drain_that_is_refused_is_not_told_to_the_log() -> None:
     core = SupervisorCore(serving(I0, I1))
     order = DrainInstance("operator", 3, I1, False)
-    assert core.on_message(order, 0.0)[0] == OperatorTerminations(I1, is_undo=False)
+    assert core.on_message(order, 0.0)[0] == OperatorTermination(I1, is_undo=False)
     (reply,) = core.on_message(structs.replace(order, instance_id=I0), 0.0)
     assert isinstance(reply, ToMailbox)
     assert isinstance(reply.message, AdminReply)
@@ -173,7 +173,7 @@ def test_an_operator_undoes_a_drain() -> None:
     core = SupervisorCore(serving(I0, I1))
     core.fleet.on_terminate(I1, Cause.OPERATOR, 0.0)
     effects = core.on_message(DrainInstance("operator", 3, I1, True), 1.0)
-    assert effects[0] == OperatorTerminations(I1, is_undo=True)
+    assert effects[0] == OperatorTermination(I1, is_undo=True)
     assert effects[-1] == ToMailbox("operator", AdminReply(3, b"null", None))
     assert core.fleet == serving(I0, I1)
 

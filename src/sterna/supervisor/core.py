@@ -50,14 +50,14 @@ class NotTerminated:
 
 
 @dataclass(frozen=True, slots=True)
-class OperatorTerminations:
+class OperatorTermination:
     """A fact for the log: an operator has ordered to terminate an instance, or has undone it."""
 
     instance_id: InstanceId
     is_undo: bool
 
 
-SupervisorEffect = FleetEffect | ToMailbox | Unexpected | NotTerminated | OperatorTerminations
+SupervisorEffect = FleetEffect | ToMailbox | Unexpected | NotTerminated | OperatorTermination
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ class SupervisorCore:
             # Announced even if nothing can begin yet: a successor must know the order.
             begun: list[FleetEffect] = [Announce(), *self._effects_of(order, now_s)]
             if isinstance(order, DrainInstance):
-                effects.append(OperatorTerminations(order.instance_id, order.is_undo))
+                effects.append(OperatorTermination(order.instance_id, order.is_undo))
             effects += begun
         except SternaError as refusal:
             error = str(refusal)

@@ -31,7 +31,7 @@ from sterna.runtime.supervisor.tasks import Tasks
 from sterna.runtime.supervisor.watch import Watch
 from sterna.supervisor.core import (
     NotTerminated,
-    OperatorTerminations,
+    OperatorTermination,
     SupervisorCore,
     SupervisorEffect,
     next_number,
@@ -268,7 +268,7 @@ class Supervisor:
                     self._mailbox.send(address, message)
                 case NotTerminated(instance_id, reason):
                     logger.info("not terminated instance=%s reason=%s", instance_id, reason)
-                case OperatorTerminations(instance_id, is_undo):
+                case OperatorTermination(instance_id, is_undo):
                     logger.info("an operator drains instance=%s undo=%s", instance_id, is_undo)
                 case Unexpected(message):
                     logger.error("unexpected message type=%s", type(message).__name__)
