@@ -31,7 +31,7 @@ from sterna.messages.actors import (
     WireMessage,
 )
 from sterna.messages.streams import StreamMessage
-from sterna.types import FrontendId, InstanceId, RequestId
+from sterna.types import FrontendId, InstanceId, RequestId, earliest
 
 
 class FrontendProcess(Actor):
@@ -119,8 +119,7 @@ class FrontendProcess(Actor):
     def next_deadline_s(self) -> float | None:
         if self.streams is None:
             return self.core.next_deadline_s
-        deadlines_s = (self.core.next_deadline_s, self.streams.next_deadline_s)
-        return min((each for each in deadlines_s if each is not None), default=None)
+        return earliest((self.core.next_deadline_s, self.streams.next_deadline_s))
 
     def on_time(self) -> None:
         self._carry_out(self.core.on_time(self.now_s), is_by_time=True)

@@ -41,7 +41,7 @@ from sterna.frontend.resumable.replica_link import ToBuddy
 from sterna.frontend.resumable.replicas import Record, buddy_of
 from sterna.frontend.resumable.resume_validity import ResumeValidity, Validity
 from sterna.messages.streams import ReplicaMessage, ReplicasKept, StreamHead, StreamMessage
-from sterna.types import FrontendId, RequestId
+from sterna.types import FrontendId, RequestId, earliest
 
 MAX_BYTES = 1 << 30
 PACE_S = 0.001
@@ -134,8 +134,7 @@ class FrontendStreams:
     @property
     def next_deadline_s(self) -> float | None:
         """When `on_time` is due, or None."""
-        deadlines_s = (self.pacing.next_deadline_s, self._logs.next_deadline_s())
-        return min((each for each in deadlines_s if each is not None), default=None)
+        return earliest((self.pacing.next_deadline_s, self._logs.next_deadline_s()))
 
     def on_time(self) -> None:
         """Time has passed."""

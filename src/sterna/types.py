@@ -242,6 +242,11 @@ class InstanceLoad(msgspec.Struct, frozen=True):
     large_prompts: tuple[RequestId, ...] = ()
 
 
+def earliest(deadlines_s: Iterable[float | None]) -> float | None:
+    """Return the first of these times; None without any."""
+    return min([each for each in deadlines_s if each is not None], default=None)
+
+
 def pairs_of(num_tokens: int, num_uncomputed: int) -> int:
     """Return the pairs of attending tokens of a prompt, n^2, less those that are computed."""
     return num_uncomputed * (2 * num_tokens - num_uncomputed)

@@ -27,8 +27,8 @@ from sterna.messaging.reliable_channel import (
     Head,
     ReceivingEnd,
     SendingEnd,
-    earliest,
 )
+from sterna.types import earliest
 
 CHANNEL = b"0123456789abcdef"
 
@@ -233,13 +233,6 @@ def test_a_gap_that_was_asked_for_in_vain_is_asked_for_again_at_a_probe() -> Non
     channel.receipt(0.0)
     channel.on_probe(2, 0.3)
     assert channel.receipt(0.3) == Head(GAP, CHANNEL, 0)
-
-
-def test_the_earliest_deadline_is_the_first_that_there_is() -> None:
-    assert earliest([None, 2.0, 1.0, None]) == 1.0
-    assert earliest([0.0, 1.0]) == 0.0
-    assert earliest([None, None]) is None
-    assert earliest([]) is None
 
 
 def test_a_probe_shows_that_the_last_messages_were_lost() -> None:

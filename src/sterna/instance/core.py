@@ -72,6 +72,7 @@ from sterna.types import (
     MigrationId,
     RequestId,
     RequestView,
+    earliest,
     whose_prefix,
 )
 
@@ -193,11 +194,8 @@ class InstanceCore:
     @property
     def next_deadline_s(self) -> float | None:
         """When `on_tick` is due, or None."""
-        deadlines_s = [
-            self._llumlet.next_deadline_s,
-            self._repeat_news_s if self._refused_news else None,
-        ]
-        return min([each for each in deadlines_s if each is not None], default=None)
+        repeat_news_s = self._repeat_news_s if self._refused_news else None
+        return earliest((self._llumlet.next_deadline_s, repeat_news_s))
 
     @property
     def llumlet(self) -> Llumlet:

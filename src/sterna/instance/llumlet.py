@@ -42,6 +42,7 @@ from sterna.types import (
     Priority,
     RequestId,
     RequestView,
+    earliest,
     prefix_id,
     whose_prefix,
 )
@@ -149,18 +150,15 @@ class Llumlet:
     @property
     def next_deadline_s(self) -> float | None:
         """When `on_tick` is due, or None."""
-        deadline_s = self._coordinator.next_deadline_s
-        others: list[float | None] = []
+        deadlines_s = [self._coordinator.next_deadline_s]
         if self._view is not None and self._config.report_interval_s is not None:
-            others.append(self._report_due_s if self._has_changed else self._heartbeat_due_s)
+            deadlines_s.append(self._report_due_s if self._has_changed else self._heartbeat_due_s)
         if self._recompute_from_s is not None and not self._has_overstayed:
-            others.append(self._recompute_from_s)
+            deadlines_s.append(self._recompute_from_s)
         # A pause begins with a back-off, and ends with it at the latest.
         if self._backoff_until_s and self._num_free_slots() > 0:
-            others += [self._paused_until_s, *self._backoff_until_s.values()]
-        if not others:
-            return deadline_s
-        return min([each for each in (deadline_s, *others) if each is not None])
+            deadlines_s += [self._paused_until_s, *self._backoff_until_s.values()]
+        return earliest(deadlines_s)
 
     @property
     def coordinator(self) -> MigrationCoordinator:

@@ -22,7 +22,7 @@ This holds as long as both processes live. The supervisor reports deaths.
 
 import struct
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 Frames = Sequence[bytes]
@@ -205,8 +205,3 @@ class ReceivingEnd:
     def _want_receipt(self, due_s: float) -> None:
         if self._receipt_due_s is None or due_s < self._receipt_due_s:
             self._receipt_due_s = due_s
-
-
-def earliest(deadlines_s: Iterable[float | None]) -> float | None:
-    """The first of these times, or None when there is none."""
-    return min((each for each in deadlines_s if each is not None), default=None)

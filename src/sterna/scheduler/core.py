@@ -35,7 +35,7 @@ from sterna.policy.virtual_usage import freeness_of
 from sterna.scheduler import global_scheduler as rules
 from sterna.scheduler import prefix_copies
 from sterna.scheduler.prefix_index import PrefixIndex
-from sterna.types import FrontendId, InstanceId, RequestId
+from sterna.types import FrontendId, InstanceId, RequestId, earliest
 
 SchedulerEffect = ToMailbox | KeepOnly | Unexpected | ScaleUp | Terminate
 """ScaleUp and Terminate are facts for the log: a message to the supervisor accompanies them."""
@@ -129,8 +129,7 @@ class SchedulerCore:
     @property
     def next_deadline_s(self) -> float | None:
         """When `on_tick` is due, or None."""
-        deadlines_s = [self._core.next_deadline_s, self._tell_s]
-        return min([each for each in deadlines_s if each is not None], default=None)
+        return earliest((self._core.next_deadline_s, self._tell_s))
 
     def stats(self) -> list[ToMailbox]:
         """Return the messages with the cluster's load for the metrics of the front ends."""

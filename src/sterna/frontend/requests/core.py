@@ -50,7 +50,7 @@ from sterna.messages.actors import (
     RequestsMoved,
     TokenBatch,
 )
-from sterna.types import FrontendId, InstanceId, RequestId
+from sterna.types import FrontendId, InstanceId, RequestId, earliest
 
 RequestMessage = (
     TokenBatch | Dispatched | Held | RequestsMoved | HandedBack | OwnerReply | Membership
@@ -101,7 +101,7 @@ class FrontendCore:
         deadlines_s = [self._dispatcher.next_deadline_s, self._streams.next_deadline_s()]
         if self._attempts is not None:
             deadlines_s.append(self._attempts.next_deadline_s)
-        return min((each for each in deadlines_s if each is not None), default=None)
+        return earliest(deadlines_s)
 
     @property
     def instances(self) -> tuple[InstanceId, ...]:
