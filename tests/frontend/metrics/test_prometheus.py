@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import mark_process_dead
 
 from sterna.frontend.metrics.latencies import Latency
-from sterna.frontend.metrics.prometheus import EngineCounts, FrontendMetrics
+from sterna.frontend.metrics.prometheus import EngineCounts, EngineGrowth, FrontendMetrics
 from sterna.messages.actors import ClusterStats, InstanceStats, MigrationEnd
 from sterna.types import InstanceId, Priority
 
@@ -370,40 +370,44 @@ def looked_up(instance_id: str, num_tokens: int, num_hits: int) -> InstanceStats
 
 def test_counters_of_caches_grow_by_what_each_instance_has_counted_since():
     counts = EngineCounts()
-    assert counts.take([]) == (0, 0, 0, 0)
+    assert counts.take([]) == EngineGrowth()
     # A predecessor of this front end may have counted these.
-    assert counts.take([looked_up("i0", 100, 40)]) == (0, 0, 0, 0)
-    assert counts.take([looked_up("i0", 100, 40), looked_up("i1", 30, 16)]) == (30, 16, 3, 1)
-    assert counts.take([looked_up("i0", 120, 50), looked_up("i1", 30, 16)]) == (20, 10, 2, 1)
+    assert counts.take([looked_up("i0", 100, 40)]) == EngineGrowth()
+    assert counts.take([looked_up("i0", 100, 40), looked_up("i1", 30, 16)]) == EngineGrowth(
+        (30, 16), (3, 1)
+    )
+    assert counts.take([looked_up("i0", 120, 50), looked_up("i1", 30, 16)]) == EngineGrowth(
+        (20, 10), (2, 1)
+    )
 
 
 def test_an_instance_that_a_new_scheduler_does_not_know_yet_is_not_counted_twice():
     counts = EngineCounts()
     counts.take([looked_up("i0", 100, 90)])
-    assert counts.take([]) == (0, 0, 0, 0)
-    assert counts.take([looked_up("i0", 105, 92)]) == (5, 2, 0, 0)
+    assert counts.take([]) == EngineGrowth()
+    assert counts.take([looked_up("i0", 105, 92)]) == EngineGrowth((5, 2))
 
 
 def test_sums_of_a_new_engine_count_from_its_start():
     counts = EngineCounts()
     counts.take([looked_up("i0", 100, 90)])
-    assert counts.take([looked_up("i0", 64, 32)]) == (64, 32, 6, 3)
+    assert counts.take([looked_up("i0", 64, 32)]) == EngineGrowth((64, 32), (6, 3))
 
 
 def test_drafts_are_counted_by_their_positions():
     """A new engine may have longer drafts."""
     counts = EngineCounts()
     report = structs.replace(looked_up("i0", 0, 0), draft_counts=(10, 20, 8, 3))
-    assert counts.take([report]) == (0, 0, 0, 0, 0, 0, 0, 0)
+    assert counts.take([report]) == EngineGrowth(draft_counts=(0, 0, 0, 0))
     report = structs.replace(report, draft_counts=(12, 24, 9, 3))
-    assert counts.take([report]) == (0, 0, 0, 0, 2, 4, 1, 0)
+    assert counts.take([report]) == EngineGrowth(draft_counts=(2, 4, 1, 0))
     report = structs.replace(report, draft_counts=(5, 15, 4, 2, 1))
-    assert counts.take([report]) == (0, 0, 0, 0, 5, 15, 4, 2, 1)
+    assert counts.take([report]) == EngineGrowth(draft_counts=(5, 15, 4, 2, 1))
 
 
 def test_sums_of_an_instance_that_is_gone_are_forgotten():
     counts = EngineCounts()
     counts.take([looked_up("i0", 100, 90), looked_up("i1", 10, 0)])
     counts.keep_only([InstanceId("i1")])
-    assert counts.take([looked_up("i1", 12, 1)]) == (2, 1, 0, 0)
+    assert counts.take([looked_up("i1", 12, 1)]) == EngineGrowth((2, 1))
     assert list(counts._counts) == ["i1"]

@@ -6,6 +6,7 @@ import warnings
 from collections import Counter as Counted
 from collections.abc import Iterable, Mapping, Sequence, Set
 from itertools import zip_longest
+from typing import NamedTuple
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
@@ -183,6 +184,19 @@ def _histogram(metric: Metric, registry: CollectorRegistry) -> Histogram:
     )
 
 
+class EngineGrowth(NamedTuple):
+    """The sums of what all engines have counted in some time.
+
+    Attributes:
+        prefix_counts: tokens that were looked up in prefix caches, and those that were found.
+        external_counts, draft_counts: see `InstanceView`.
+    """
+
+    prefix_counts: tuple[int, ...] = (0, 0)
+    external_counts: tuple[int, ...] = (0, 0)
+    draft_counts: tuple[int, ...] = ()
+
+
 class EngineCounts:
     """The last counts of each instance's engine that one front end has seen.
 
@@ -194,10 +208,8 @@ class EngineCounts:
         self._counts: dict[InstanceId, tuple[int, ...]] = {}
         self._has_begun = False
 
-    def take(self, instances: Iterable[InstanceStats]) -> tuple[int, ...]:
-        """Return what all engines have counted since the last call: the tokens that were looked up
-        in prefix caches, those that were found, and the `external_counts` and `draft_counts` of
-        `InstanceView`.
+    def take(self, instances: Iterable[InstanceStats]) -> EngineGrowth:
+        """Return what all engines have counted since the last call.
 
         The first instances are a beginning: a predecessor may have counted what they have. Smaller
         counts than the last are those of a new engine. An instance that is missing, because a new
@@ -212,7 +224,7 @@ class EngineCounts:
             grown = _summed(grown, now if min(growth) < 0 else growth)
             self._counts[each.instance_id] = now
         self._has_begun = self._has_begun or bool(self._counts)
-        return grown
+        return EngineGrowth(grown[:2], grown[2:4], grown[4:])
 
     def keep_only(self, instance_ids: Iterable[InstanceId]) -> None:
         """Forget all instances but these, which live."""

@@ -33,7 +33,7 @@ from sterna.engine.vllm.payload import (
 )
 from sterna.frontend.http.queue_limit import QueueLimit
 from sterna.frontend.metrics.latencies import Latencies
-from sterna.frontend.metrics.prometheus import EngineCounts, FrontendMetrics
+from sterna.frontend.metrics.prometheus import EngineCounts, EngineGrowth, FrontendMetrics
 from sterna.frontend.operators.questions import Operators
 from sterna.frontend.peers import Peers
 from sterna.frontend.requests.core import FrontendCore, RequestMessage
@@ -408,13 +408,13 @@ class Router:
         self._num_unshown.clear()
         metrics.count_sent_again(self._num_sent_again)
         self._num_sent_again = 0
-        counted = self._engine_counts.take(stats.instances)
+        growth = self._engine_counts.take(stats.instances)
         if self.peers.first_frontend == self._frontend_id:
             metrics.count_migrations(stats.migrations)
             metrics.count_scaling(stats.num_scaled_up, stats.num_scaled_down)
         else:
-            counted = 0, 0, 0, 0
-        self._sockets.push(encode_cluster_stats(stats, counted[:2], counted[2:4], counted[4:]))
+            growth = EngineGrowth()
+        self._sockets.push(encode_cluster_stats(stats, *growth))
         self._queue.on_queuing(stats.num_waiting, _now_s())
 
     def on_membership(self, membership: Membership) -> None:
