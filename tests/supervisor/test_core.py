@@ -81,7 +81,7 @@ def test_those_that_come_are_told_of_with_what_they_wait_for() -> None:
     core.fleet.members |= {
         I1: Member(0, Phase.STARTING, pending="no node has a GPU"),
         I2: Member(1, Phase.STARTING),
-        InstanceId("i3"): Member(1, Phase.SPARE),
+        InstanceId("i3"): Member(1, Phase.WARM),
     }
     assert announced(core).absent == (
         Absent(I1, "pending", "no node has a GPU", 0),

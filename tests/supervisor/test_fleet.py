@@ -101,7 +101,7 @@ def test_an_instance_that_does_not_serve_yet_cannot_be_drained() -> None:
     fleet.on_pool(1, 4.0)
     fleet.on_started(I2, 5.0)
     fleet.on_started(I3, 5.0)
-    assert phases(fleet)[I3] is Phase.SPARE
+    assert phases(fleet)[I3] is Phase.WARM
     with pytest.raises(FleetError, match="i3 does not serve yet"):
         fleet.on_terminate(I3, Cause.OPERATOR, 6.0)
 
@@ -229,7 +229,7 @@ def test_warm_instances_are_not_what_auto_scaling_has_already() -> None:
     assert phases(fleet) == {
         I0: Phase.SERVING,
         I1: Phase.SERVING,
-        I2: Phase.SPARE,
+        I2: Phase.WARM,
         I3: Phase.STARTING,
     }
 
@@ -353,7 +353,7 @@ def test_a_start_that_has_ended_is_not_called_off_by_what_a_successor_finds_besi
     fleet.on_pool(1, 2.0)
     fleet.on_add(1, 3.0)
     fleet.on_pending(I3, "no node has a GPU")
-    fleet.num_spares = 0
+    fleet.num_warm = 0
     effects = fleet.on_takeover({I0, I1, I2, I3}, 4.0)
     assert not any(isinstance(each, CancelStart) for each in effects)
     assert closed(effects) == [I3]
@@ -412,7 +412,7 @@ def test_what_a_start_waited_for_is_forgotten_when_it_is_up() -> None:
     fleet.on_pending(I1, "no node has a GPU")
     # Nobody could say that it has a place: the supervisor had died.
     fleet.on_takeover({I0, I1}, 3.0)
-    assert fleet.members[I1] == Member(0, Phase.SPARE)
+    assert fleet.members[I1] == Member(0, Phase.WARM)
 
 
 def test_a_start_without_a_place_is_given_up_before_the_last_instance_that_serves() -> None:
@@ -481,7 +481,7 @@ def test_a_warm_instance_is_up_and_serves_as_soon_as_it_is_needed() -> None:
     fleet = serving(1)
     assert started(fleet.on_pool(1, 2.0)) == [I1]
     assert fleet.on_started(I1, 3.0) == [Announce()]
-    assert phases(fleet) == {I0: Phase.SERVING, I1: Phase.SPARE}
+    assert phases(fleet) == {I0: Phase.SERVING, I1: Phase.WARM}
     # It serves at once, and the pool is filled again.
     effects = fleet.on_add(1, 4.0)
     assert phases(fleet)[I1] is Phase.SERVING
@@ -532,7 +532,7 @@ def test_no_more_warm_ones_serve_than_are_wanted() -> None:
     fleet = pool_of(up=2)
     fleet.on_add(1, 4.0)
     assert phases(fleet)[I1] is Phase.SERVING
-    assert phases(fleet)[I2] is Phase.SPARE
+    assert phases(fleet)[I2] is Phase.WARM
 
 
 def test_warm_ones_stay_warm_while_more_serve_than_are_wanted() -> None:
@@ -560,6 +560,6 @@ def test_an_undone_drain_whose_instance_was_replaced_takes_the_place_of_a_warm_o
     fleet.on_terminate(I0, Cause.OPERATOR, 4.0)
     fleet.on_add(1, 5.0)
     fleet.on_started(I3, 6.0)
-    assert fleet.in_phase(Phase.SERVING, Phase.SPARE) == (I1, I2, I3)
+    assert fleet.in_phase(Phase.SERVING, Phase.WARM) == (I1, I2, I3)
     assert closed(fleet.on_undo(I0, 7.0)) == [I3]
     assert fleet.in_phase(Phase.SERVING) == (I0, I1, I2)

@@ -58,7 +58,7 @@ class FleetUnderWeather(RuleBasedStateMachine):
     @precondition(lambda self: self.fleet.members)
     @rule(data=st.data())
     def dies(self, data: st.DataObject) -> None:
-        phases = (Phase.SPARE, Phase.SERVING, Phase.TERMINATING, Phase.CLOSING)
+        phases = (Phase.WARM, Phase.SERVING, Phase.TERMINATING, Phase.CLOSING)
         if self.fleet.in_phase(*phases):
             self.take(self.fleet.on_gone(self.pick(data, *phases), self.time()))
 
@@ -154,7 +154,7 @@ class FleetUnderWeather(RuleBasedStateMachine):
         assert not fleet.is_restarting
         num_surplus = len(fleet.in_phase(Phase.SERVING)) - fleet.wanted
         assert num_surplus >= 0
-        assert len(fleet.in_phase(Phase.SPARE)) == max(0, fleet.num_spares - num_surplus)
+        assert len(fleet.in_phase(Phase.WARM)) == max(0, fleet.num_warm - num_surplus)
         assert not fleet.in_phase(Phase.STARTING, Phase.TERMINATING, Phase.CLOSING)
 
 

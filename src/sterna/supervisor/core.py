@@ -249,7 +249,7 @@ class SupervisorCore:
         self._note_emptying()
         serving = self.fleet.in_phase(Phase.SERVING, Phase.TERMINATING, Phase.CLOSING)
         instances = tuple(self._describe(each, hosted[each]) for each in serving)
-        coming = self.fleet.in_phase(Phase.STARTING, Phase.SPARE)
+        coming = self.fleet.in_phase(Phase.STARTING, Phase.WARM)
         state = SupervisorState(
             self.fleet,
             self.options,

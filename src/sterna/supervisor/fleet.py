@@ -3,14 +3,13 @@
 It is level-triggered: every event changes the wanted or the present instances, and its effects
 bring the two together. An instance goes through these phases::
 
-    STARTING -> SPARE -> SERVING <-> TERMINATING -> CLOSING -> gone
-        |         |         |             |            |
-        +---------+---------+-- dies -----+------------+
+    STARTING -> WARM -> SERVING <-> TERMINATING -> CLOSING -> gone
+        |        |         |             |            |
+        +--------+---------+-- dies -----+------------+
 
-A spare instance (the warm pool) is up but unknown to other members: it begins to serve when it is
-announced. A terminating one gets no new requests, and migration empties it (Section 4.4.3); it ends
-when it is empty, and until then may be told to serve again. One that dies is replaced if it was
-wanted.
+A warm instance is up but unknown to other members: it begins to serve when it is announced. A
+terminating one gets no new requests, and migration empties it (Section 4.4.3); it ends when it is
+empty, and until then may be told to serve again. One that dies is replaced if it was wanted.
 
 A *generation* is one set of engine options. A rolling restart replaces the instances of older
 generations one at a time: with a *surge* one of the new generation begins before one of the old
@@ -33,7 +32,7 @@ class Phase(Enum):
     """Phase in the life of an instance."""
 
     STARTING = "starting"
-    SPARE = "warm"
+    WARM = "warm"
     """Up, and not announced yet."""
     SERVING = "running"
     TERMINATING = "terminating"
@@ -118,14 +117,14 @@ class Fleet:
             its instance had been replaced; they count for the warm pool.
         min_instances: `wanted` never goes below it.
         max_instances: `wanted` never goes above it; None for no limit.
-        num_spares: the size of the warm pool.
+        num_warm: the size of the warm pool.
         members: every instance that has not ended.
     """
 
     wanted: int
     min_instances: int = 1
     max_instances: int | None = None
-    num_spares: int = 0
+    num_warm: int = 0
     members: dict[InstanceId, Member] = field(default_factory=dict)
     _num_begun: int = 0
     _generation: int = 0
@@ -176,16 +175,16 @@ class Fleet:
         """Start the instances that are wanted at the beginning."""
         return self._reconcile(now_s)
 
-    def on_pool(self, num_spares: int, now_s: float) -> list[FleetEffect]:
+    def on_pool(self, num_warm: int, now_s: float) -> list[FleetEffect]:
         """Set the size of the warm pool: instances that are up without being needed."""
-        self.num_spares = num_spares
+        self.num_warm = num_warm
         return self._reconcile(now_s)
 
     def on_needed(self, num_instances: int, now_s: float) -> list[FleetEffect]:
         """Auto-scaling needs this number in addition to those present. `wanted`, which includes
         failed starts that are to be tried again, is not lowered."""
-        num_there = len(self.in_phase(Phase.STARTING, Phase.SPARE, Phase.SERVING))
-        self.wanted = max(self.wanted, self._at_most(num_there - self.num_spares + num_instances))
+        num_there = len(self.in_phase(Phase.STARTING, Phase.WARM, Phase.SERVING))
+        self.wanted = max(self.wanted, self._at_most(num_there - self.num_warm + num_instances))
         return self._reconcile(now_s)
 
     def on_add(self, num_instances: int, now_s: float) -> list[FleetEffect]:
@@ -208,7 +207,7 @@ class Fleet:
         if member.phase in (Phase.TERMINATING, Phase.CLOSING):
             assert member.cause is not None
             raise FleetError(f"{instance_id} is being emptied already: {member.cause.value}")
-        if member.phase in (Phase.STARTING, Phase.SPARE):
+        if member.phase in (Phase.STARTING, Phase.WARM):
             raise FleetError(f"{instance_id} does not serve yet: there is nothing to drain")
         is_one_less_enough = cause is Cause.SCALING and self.wanted > self.min_instances
         if is_one_less_enough and (self._pending() or self._num_there() < self._target()):
@@ -350,7 +349,7 @@ class Fleet:
     def _reconcile(self, now_s: float) -> list[FleetEffect]:
         effects: list[FleetEffect] = [
             *self._cancel_outdated_starts(),
-            *self._close_outdated_spares(),
+            *self._close_outdated_warm(),
             *self._promote(),
             *self._replace_one(),
             *self._give_up_surplus(),
@@ -374,17 +373,17 @@ class Fleet:
         announced: list[FleetEffect] = [Announce()] if cancelled else []
         return [*announced, *map(CancelStart, cancelled)]
 
-    def _close_outdated_spares(self) -> Iterable[FleetEffect]:
+    def _close_outdated_warm(self) -> Iterable[FleetEffect]:
         for instance_id, member in self.members.items():
             # It has no requests that would have to move first.
-            if member.phase is Phase.SPARE and self._is_outdated(member):
+            if member.phase is Phase.WARM and self._is_outdated(member):
                 member.phase, member.cause = Phase.CLOSING, Cause.RESTART
                 yield Close(instance_id)
 
     def _promote(self) -> list[FleetEffect]:
-        """Let spare instances serve while fewer serve than are wanted."""
+        """Let warm instances serve while fewer serve than are wanted."""
         num_lacking = self._target() - len(self.in_phase(Phase.SERVING))
-        promoted = self.in_phase(Phase.SPARE)[: max(0, num_lacking)]
+        promoted = self.in_phase(Phase.WARM)[: max(0, num_lacking)]
         for instance_id in promoted:
             self.members[instance_id].phase = Phase.SERVING
         return [Announce()] if promoted else []
@@ -403,19 +402,19 @@ class Fleet:
         return [Announce()]
 
     def _give_up_surplus(self) -> list[FleetEffect]:
-        """End surplus instances without requests: starts without a place, then spare ones."""
-        num_surplus = self._num_there() - self._target() - self.num_spares
+        """End surplus instances without requests: starts without a place, then warm ones."""
+        num_surplus = self._num_there() - self._target() - self.num_warm
         cancelled = self._pending()[::-1][: max(0, num_surplus)]
         for instance_id in cancelled:
             del self.members[instance_id]
         # Those that are needed to serve have been promoted. Others that serve count for the pool.
         num_more = max(0, len(self.in_phase(Phase.SERVING)) - self._target())
-        spares = self.in_phase(Phase.SPARE)[max(0, self.num_spares - num_more) :]
-        for instance_id in spares:
+        closed = self.in_phase(Phase.WARM)[max(0, self.num_warm - num_more) :]
+        for instance_id in closed:
             member = self.members[instance_id]
             member.phase, member.cause = Phase.CLOSING, Cause.SCALING
-        announced: list[FleetEffect] = [Announce()] if cancelled or spares else []
-        return [*announced, *map(CancelStart, cancelled), *map(Close, spares)]
+        announced: list[FleetEffect] = [Announce()] if cancelled or closed else []
+        return [*announced, *map(CancelStart, cancelled), *map(Close, closed)]
 
     def _pending(self) -> tuple[InstanceId, ...]:
         """Starts that wait for a place."""
@@ -435,11 +434,11 @@ class Fleet:
 
     def _num_missing(self) -> int:
         """The number of instances to start."""
-        return max(0, self._target() + self.num_spares - self._num_there())
+        return max(0, self._target() + self.num_warm - self._num_there())
 
     def _num_there(self) -> int:
         # An instance that is being replaced still holds the resources of its replacement.
-        up = self.in_phase(Phase.STARTING, Phase.SPARE, Phase.SERVING)
+        up = self.in_phase(Phase.STARTING, Phase.WARM, Phase.SERVING)
         return len(up) + self._num_being_replaced()
 
     def _target(self) -> int:
@@ -462,7 +461,7 @@ class Fleet:
 
     def _set_up(self, instance_id: InstanceId) -> None:
         member = self.members[instance_id]
-        member.phase, member.pending = Phase.SPARE, None
+        member.phase, member.pending = Phase.WARM, None
         if member.generation == self._generation:
             self._proven_generation = member.generation
         self._num_failures = 0
