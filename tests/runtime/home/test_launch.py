@@ -17,7 +17,12 @@ import ray
 
 from sterna.errors import ConfigurationError
 from sterna.runtime.home import launch
-from sterna.runtime.home.launch import NUM_RAY_STARTS, RayStartError, Stop, start_ray
+from sterna.runtime.home.launch import (
+    NUM_RAY_STARTS,
+    RayStartError,
+    ShutdownSignals,
+    start_ray,
+)
 
 SLEEPS = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
 
@@ -88,7 +93,7 @@ def test_what_was_begun_before_ray_is_spared_where_ray_is_begun_again(
     driver: subprocess.Popen[bytes], busy_ray: BusyRay
 ) -> None:
     reaper = Reaper()
-    start_ray(Stop(), reaper, Gcs())  # type: ignore[arg-type]
+    start_ray(ShutdownSignals(), reaper, Gcs())  # type: ignore[arg-type]
     (spared,) = reaper.spared
     assert driver.pid in spared
     assert not spared & {each.pid for each in busy_ray.processes}
@@ -99,7 +104,7 @@ def test_ray_does_not_get_the_command_line_with_its_keys(
 ) -> None:
     """It would tell it to every node of the cluster, and write it to the GCS's files."""
     of_process = ray._private.utils.get_entrypoint_name()
-    start_ray(Stop(), Reaper(), Gcs())  # type: ignore[arg-type]
+    start_ray(ShutdownSignals(), Reaper(), Gcs())  # type: ignore[arg-type]
     assert busy_ray.entrypoint == "sterna serve"
     assert ray._private.utils.get_entrypoint_name() == of_process
 
@@ -111,21 +116,21 @@ def test_rays_files_are_in_a_folder_that_no_other_user_may_enter(
     # Ray's paths may not be long, and those of tests are.
     with tempfile.TemporaryDirectory(dir="/tmp") as own:
         monkeypatch.setattr(tempfile, "tempdir", own)
-        start_ray(Stop(), Reaper(), Gcs())  # type: ignore[arg-type]
+        start_ray(ShutdownSignals(), Reaper(), Gcs())  # type: ignore[arg-type]
         parent = Path(busy_ray.folder).parent
         assert parent.parent == Path(own)
         assert stat.S_IMODE(parent.stat().st_mode) == 0o700
         # As Ray makes it where the machine joined another server before.
         parent.chmod(0o755)
-        start_ray(Stop(), Reaper(), Gcs())  # type: ignore[arg-type]
+        start_ray(ShutdownSignals(), Reaper(), Gcs())  # type: ignore[arg-type]
         assert stat.S_IMODE(parent.stat().st_mode) == 0o700
         # As another user could have made it before.
         parent.rmdir()
         parent.symlink_to(own)
         with pytest.raises(RayStartError, match="belongs to another user; remove it, or name"):
-            start_ray(Stop(), Reaper(), Gcs())  # type: ignore[arg-type]
+            start_ray(ShutdownSignals(), Reaper(), Gcs())  # type: ignore[arg-type]
         monkeypatch.setenv("RAY_TMPDIR", own)
-        start_ray(Stop(), Reaper(), Gcs())  # type: ignore[arg-type]
+        start_ray(ShutdownSignals(), Reaper(), Gcs())  # type: ignore[arg-type]
         assert busy_ray.folder is None
 
 
@@ -144,7 +149,7 @@ def test_rays_files_are_in_tmp_where_its_sockets_could_not_be_in_a_long_folder(
         own.mkdir()
         monkeypatch.setattr(tempfile, "tempdir", str(own))
         launch._check_room()
-        start_ray(Stop(), Reaper(), Gcs())  # type: ignore[arg-type]
+        start_ray(ShutdownSignals(), Reaper(), Gcs())  # type: ignore[arg-type]
         assert busy_ray.folder == f"/tmp/sterna-ray-{os.getuid()}/ray"
         assert looked_at == ["/tmp", str(own)]
         assert list(own.iterdir()) == []
@@ -161,12 +166,12 @@ def test_rays_files_are_in_tmp_where_its_sockets_could_not_be_in_a_long_folder(
 def test_a_ray_that_does_not_start_is_an_error_with_its_reason(
     busy_ray: BusyRay, is_stopping: bool, num_starts: int
 ) -> None:
-    stop, reaper = Stop(), Reaper()
+    signals, reaper = ShutdownSignals(), Reaper()
     if is_stopping:
-        stop.on_signal(signal.SIGTERM)
+        signals.on_signal(signal.SIGTERM)
     busy_ray.num_slow = NUM_RAY_STARTS
     with pytest.raises(RayStartError) as refused:
-        start_ray(stop, reaper, Gcs())  # type: ignore[arg-type]
+        start_ray(signals, reaper, Gcs())  # type: ignore[arg-type]
     assert str(refused.value) == (
         "Ray does not start on this machine, which may be overloaded: "
         "Ray's processes do not come up"

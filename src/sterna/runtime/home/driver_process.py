@@ -79,21 +79,21 @@ class DriverProcess:
         """Order it to subscribe to the output of actors at Ray's new GCS."""
         self._send(Resubscribe())
 
-    def news(self, timeout_s: float) -> list[Changed]:
-        """Return its news, after this time at the latest."""
+    def news(self, timeout_s: float) -> Changed | None:
+        """Return its next news; None without any in this time."""
         if self._restart_at_s is not None:
             time.sleep(timeout_s)
-            return []
+            return None
         try:
             if not self._news.poll(timeout_s):
-                return []
+                return None
             news: Changed = self._news.recv()
         except (EOFError, OSError):
             # It has died. The wait keeps the caller's loop from spinning.
             self._process.wait()
-            return []
+            return None
         self._has_served = True
-        return [news]
+        return news
 
     def keep_up(self) -> int | None:
         """Replace it if it has died. Returns an exit status if the run is to end: the driver has

@@ -77,26 +77,30 @@ class RayStartError(SternaError):
     """Ray could not be started; the message has its reason."""
 
 
-class Stop:
-    """Set by the signals that end a run; urgent if requests are not to finish first.
+class ShutdownSignals:
+    """The signals that end a run; urgent if requests are not to finish first.
 
     SIGTERM lets requests finish; SIGINT, or a second signal, does not. A signal's handler may
     interrupt another one, so that it must not take a lock, which `threading.Event` would do.
     """
 
     def __init__(self) -> None:
-        self._is_set = False
+        self._has_come = False
         self._is_urgent = False
 
     def on_signal(self, number: int) -> None:
         """A signal has arrived."""
-        self._is_urgent = self._is_set or number == signal.SIGINT
-        self._is_set = True
+        self._is_urgent = self._has_come or number == signal.SIGINT
+        self._has_come = True
 
-    def is_set(self) -> bool:
-        return self._is_set
+    @property
+    def has_come(self) -> bool:
+        """Whether one has arrived."""
+        return self._has_come
 
+    @property
     def is_urgent(self) -> bool:
+        """Whether requests are not to finish first."""
         return self._is_urgent
 
 
@@ -151,7 +155,7 @@ class Run:
         self._fork_server: ForkServer | None = None
         self._cluster_host = cluster_host
         self._open = ExitStack()
-        self._stop = Stop()
+        self._signals = ShutdownSignals()
         self._gcs = Gcs()
         self._driver: DriverProcess | None = None
 
@@ -160,7 +164,7 @@ class Run:
         _check_room()
         configure_logging("INFO")
         limits.raise_limit()
-        _on_signal(self._stop.on_signal)
+        _on_signal(self._signals.on_signal)
         self._reaper = Reaper()
         if self._has_fork_server:
             metrics = {METRICS_FOLDER_VARIABLE: self._reaper.memory_folder}
@@ -217,15 +221,15 @@ class Run:
         while True:
             disks.look(time.monotonic())
             raylet.check()
-            if self._stop.is_set():
-                driver.stop(is_urgent=self._stop.is_urgent())
-            for news in driver.news(POLL_INTERVAL_S):
+            if self._signals.has_come:
+                driver.stop(is_urgent=self._signals.is_urgent)
+            if (news := driver.news(POLL_INTERVAL_S)) is not None:
                 self._reaper.note_descendants()
                 if news.is_ready:
                     notes.end()
                     on_ready()
             now_s = time.monotonic()
-            if not self._stop.is_set() and (note := notes.note(now_s)) is not None:
+            if not self._signals.has_come and (note := notes.note(now_s)) is not None:
                 say(note)
             if now_s >= note_descendants_s:
                 # Should this process be killed, the reaper must find later instances as well.
@@ -245,26 +249,26 @@ class Run:
         self._driver = DriverProcess(self._environment, self._reaper.memory_folder)
         _on_signal(self._break_off)
         try:
-            start_ray(self._stop, self._reaper, self._gcs, self._cluster_host)
+            start_ray(self._signals, self._reaper, self._gcs, self._cluster_host)
         except (KeyboardInterrupt, SystemExit):
             # Ray installs a handler of its own for SIGTERM before it has started.
-            self._stop.on_signal(signal.SIGTERM)
+            self._signals.on_signal(signal.SIGTERM)
         finally:
-            _on_signal(self._stop.on_signal)
+            _on_signal(self._signals.on_signal)
         self._reaper.note_descendants()
-        if not self._stop.is_set():
+        if not self._signals.has_come:
             address = ray.get_runtime_context().gcs_address
             if self._cluster_host is not None:
                 say(f"nodes join with: sterna join {address}")
             self._driver.use_ray(address)
 
     def _break_off(self, number: int) -> None:
-        self._stop.on_signal(number)
+        self._signals.on_signal(number)
         raise KeyboardInterrupt
 
     def _wait(self, future: "Future[T]") -> T | None:
         """Return the future's result; None if a signal comes first."""
-        while not self._stop.is_set():
+        while not self._signals.has_come:
             wait([future], timeout=POLL_INTERVAL_S)
             if future.done():
                 return future.result()
@@ -290,7 +294,7 @@ def _on_signal(act: Callable[[int], None]) -> None:
         signal.signal(signal_number, lambda number, _: act(number))
 
 
-def start_ray(stop: Stop, reaper: Reaper, gcs: Gcs, host: str | None = None) -> None:
+def start_ray(signals: ShutdownSignals, reaper: Reaper, gcs: Gcs, host: str | None = None) -> None:
     """Start Ray on this machine, again if its processes come up too slowly.
 
     Args:
@@ -327,7 +331,7 @@ def start_ray(stop: Stop, reaper: Reaper, gcs: Gcs, host: str | None = None) -> 
         except Exception as error:
             # Ray has no error class for this.
             ray.shutdown()
-            if attempt == NUM_RAY_STARTS or stop.is_set():
+            if attempt == NUM_RAY_STARTS or signals.has_come:
                 raise RayStartError(
                     f"Ray does not start on this machine, which may be overloaded: {error}"
                 ) from error
