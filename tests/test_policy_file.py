@@ -31,6 +31,8 @@ from tests.scheduler.test_global_scheduler import ask, places
 PAGE = Path(__file__).parents[1] / "docs" / "policies.md"
 
 SOURCE = """
+from dataclasses import dataclass, field
+
 from sterna.policy.own import Policy
 
 class Largest(Policy):
@@ -52,6 +54,18 @@ class Wrong(Policy):
 class Raises(Policy):
     def __init__(self):
         raise RuntimeError("no coffee")
+
+@dataclass
+class Fields(Policy):
+    base = "llumnix"
+    slack: int = 3
+    seen: list = field(default_factory=list)
+
+class Derived(Policy):
+    base = "llumnix"
+
+    def __init__(self):
+        self.limit = 2 * self.config.source_freeness_steps
 
 unrelated = 3
 """
@@ -233,6 +247,27 @@ def test_options_of_the_command_line_reach_the_rules_beneath_the_class(file: Pat
     own: Any = policy.own
     assert own.config.source_freeness_steps == 7.0
     assert own.config.own is None
+
+
+def test_a_class_may_be_a_dataclass(file: Path) -> None:
+    policy = policy_named(f"{file}:Fields")
+    core, other = scheduler(policy, instance("i0")), scheduler(policy, instance("i0"))
+    first: Any = core._policy.own
+    second: Any = other._policy.own
+    assert (first.slack, first.config.name) == (3, "Fields")
+    first.seen.append("r")
+    assert second.seen == []
+    assert places(core.on_request(ask("r"), 0.0)) == [("r", "i0")]
+
+
+@pytest.mark.parametrize("in_place", [lambda policy: policy, in_server])
+def test_a_constructor_goes_by_the_rules_with_their_options(file: Path, in_place: Any) -> None:
+    """It need not call the one of its base."""
+    policy = policy_named(f"{file}:Derived")
+    default: Any = policy.own
+    assert default.limit == 2 * LLUMNIX.source_freeness_steps
+    made: Any = in_place(replace(policy, source_freeness_steps=7.0)).with_fresh_state().own
+    assert getattr(made, "_own", made).limit == 14.0
 
 
 # ------------------------------------------------------------------------------------ the page

@@ -35,20 +35,26 @@ class Policy:
         base: the preset whose rules decide where the class does not.
         settings: fields of `PolicyConfig` that differ from the preset's.
         looks_at_prefixes: whether `NewRequest.cached` is to be filled in.
-        config: the resulting rules, without the class.
+        config: the resulting rules, without the class, as options of the command line have changed
+            them; there before `__init__`.
     """
 
     base: str = "sterna"
     settings: Mapping[str, Any] = {}
     looks_at_prefixes: bool = False
+    config: PolicyConfig
 
-    def __init__(self) -> None:
-        self.config = replace(preset(self.base), **self.settings, name=type(self).__name__)
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        # Here, since an `__init__` may go by it, and need not call that of its base.
+        made = super().__new__(cls)
+        made.config = replace(preset(cls.base), **cls.settings, name=cls.__name__)
+        return made
 
     def with_fresh_state(self, config: PolicyConfig) -> Self:
         """An object that remembers nothing, with these rules where it does not decide."""
-        made = type(self)()
+        made = self.__new__(type(self))
         made.config = config
+        made.__init__()  # type: ignore[misc]
         return made
 
     def as_config(self) -> PolicyConfig:
