@@ -13,18 +13,26 @@ from typing import Any
 import pytest
 
 from sterna.cli.serve.serve_options import cluster_config
-from sterna.config import LlumletConfig, ScalingConfig
+from sterna.config import (
+    LlmD,
+    LlumletConfig,
+    PolicyConfig,
+    QueueDemand,
+    ScalingConfig,
+    Soonest,
+    Victim,
+)
 from sterna.errors import ConfigurationError
 from sterna.instance.llumlet import Llumlet
 from sterna.policy.own import Policy
 from sterna.policy.pairing import pair
-from sterna.policy.presets import LLUMNIX
+from sterna.policy.presets import LLUMNIX, STERNA
 from sterna.policy.scaling import ScaleUp, Terminate
 from sterna.policy.selection import candidates_to_move
 from sterna.policy.virtual_usage import Candidate
 from sterna.policy_file import in_server, policy_named
 from sterna.scheduler.global_scheduler import GlobalScheduler
-from sterna.types import InstanceId
+from sterna.types import HIGH, InstanceId
 from tests.policy.builders import M, evenly_loaded, instance, report, running
 from tests.scheduler.test_global_scheduler import ask, places
 
@@ -116,6 +124,64 @@ def test_what_is_no_policy_is_refused_with_a_reason(file: Path, name: str, messa
     (file.parent / "broken.py").write_text("class Largest(:")
     with pytest.raises(ConfigurationError) as refused:
         policy_named(name.format(file=file, folder=file.parent))
+    assert message in str(refused.value)
+
+
+def with_settings(folder: Path, settings: str) -> PolicyConfig:
+    path = folder / "sets.py"
+    path.write_text(
+        "from sterna.config import LlmD, Victim\n"
+        "from sterna.policy.own import Policy\n"
+        f"class Sets(Policy):\n    settings = {settings}\n"
+    )
+    return policy_named(f"{path}:Sets")
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ('{"victim": "longest"}', {"victim": Victim.LONGEST}),
+        ('{"victim": Victim.LONGEST}', {"victim": Victim.LONGEST}),
+        ('{"dispatch": "soonest"}', {"dispatch": Soonest()}),
+        ('{"dispatch": LlmD(min_share=0.5)}', {"dispatch": LlmD(min_share=0.5)}),
+        ('{"queue_demand": "all"}', {"queue_demand": QueueDemand.ALL}),
+        ('{"migrates": "False"}', {"migrates": False}),
+        ('{"balance_ratio": "none"}', {"balance_ratio": None}),
+        ('{"round_interval_s": 1}', {"round_interval_s": 1.0}),
+        ('{"target_load_tokens": "1:800"}', {"target_load_tokens": {HIGH: 800}}),
+        ('{"target_load_tokens": {}}', {"target_load_tokens": {}}),
+    ],
+)
+def test_settings_may_be_text_as_on_the_command_line(
+    tmp_path: Path, settings: str, expected: dict[str, Any]
+) -> None:
+    policy = with_settings(tmp_path, settings)
+    assert replace(policy, own=None) == replace(STERNA, name="Sets", **expected)
+    # The rules of the base go by them, in a server too.
+    view = instance("i0", running=[running("short", 32)], is_terminating=True)
+    assert len(candidates_to_move(view, in_server(policy))) == 1
+    core = scheduler(in_server(policy), instance("i0"))
+    assert places(core.on_request(ask("r"), 0.0)) == [("r", "i0")]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ('{"victim": "longst"}', "Sets.settings: victim must be shortest or longest or"),
+        ('{"victim": None}', "Sets.settings: victim must be shortest or longest or"),
+        ('{"dispatch": Victim.LONGEST}', "Sets.settings: dispatch must be freest or"),
+        ('{"concurrency": 2}', "Sets.settings: there is no setting 'concurrency'"),
+        ('{"victm": 2}', "Sets.settings: there is no setting 'victm'; did you mean victim?"),
+        ('{"name": "Mine"}', "Sets.settings: there is no setting 'name'"),
+        ('{"growth_steps": "many"}', "Sets.settings: growth_steps must be a number, not 'many'"),
+        ('{"num_session_copies": 2.5}', "num_session_copies must be a whole number, not '2.5'"),
+    ],
+)
+def test_a_wrong_setting_is_refused_with_its_class_and_field(
+    tmp_path: Path, settings: str, message: str
+) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        with_settings(tmp_path, settings)
     assert message in str(refused.value)
 
 

@@ -8,5 +8,5 @@ decide in place of these, `guarded` such a class in a server.
 
 Offers: candidate_table, dispatch, guarded, headroom, load_report, own, pairing, prefix_dispatch,
 presets, scaling, selection, virtual_usage.
-Imports: config, errors, types.
+Imports: config, errors, setting_text, types.
 """

@@ -12,14 +12,17 @@ a file, for `sterna simulate` and `sterna serve` (docs/policies.md).
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Self
+from functools import cache
+from typing import Any, Self, get_type_hints
 
 from sterna.config import PolicyConfig, ScalingConfig
+from sterna.errors import ConfigurationError
 from sterna.policy.dispatch import choose
 from sterna.policy.pairing import pair
 from sterna.policy.presets import preset
 from sterna.policy.selection import candidates_to_move
 from sterna.policy.virtual_usage import Candidate, NewRequest
+from sterna.setting_text import converted, did_you_mean
 from sterna.types import InstanceId, InstanceView, RequestView
 
 
@@ -33,7 +36,8 @@ class Policy:
 
     Attributes:
         base: the preset whose rules decide where the class does not.
-        settings: fields of `PolicyConfig` that differ from the preset's.
+        settings: fields of `PolicyConfig` that differ from the preset's; values may also be text as
+            on the command line.
         looks_at_prefixes: whether `NewRequest.cached` is to be filled in.
         config: the resulting rules, without the class, as options of the command line have changed
             them; there before `__init__`.
@@ -47,7 +51,8 @@ class Policy:
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         # Here, since an `__init__` may go by it, and need not call that of its base.
         made = super().__new__(cls)
-        made.config = replace(preset(cls.base), **cls.settings, name=cls.__name__)
+        settings = {name: _setting(cls, name, value) for name, value in cls.settings.items()}
+        made.config = replace(preset(cls.base), **settings, name=cls.__name__)
         return made
 
     def with_fresh_state(self, config: PolicyConfig) -> Self:
@@ -97,6 +102,27 @@ class Policy:
             num_starting: those that come up.
         """
         return None
+
+
+@cache
+def _types() -> Mapping[str, Any]:
+    """The types of the fields that a class may set."""
+    types = get_type_hints(PolicyConfig)
+    return {name: each for name, each in types.items() if name not in ("name", "own")}
+
+
+def _setting(owner: type[Policy], name: str, value: Any) -> Any:
+    """A value of `Policy.settings` as the field has it.
+
+    Raises:
+        ConfigurationError: there is no such field, or its type has no such value.
+    """
+    types, place = _types(), f"{owner.__name__}.settings"
+    if name not in types:
+        raise ConfigurationError(
+            f"{place}: there is no setting {name!r}{did_you_mean(name, types)}"
+        )
+    return converted(f"{place}: {name}", value, types[name])
 
 
 def gives_target_load(policy: PolicyConfig) -> bool:

@@ -5,28 +5,22 @@ has a field of that name: `round_interval_s`. The parameters of dispatch rules a
 `dispatch`; each rule has some of them.
 """
 
-import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
-from enum import Enum
 from functools import cache
-from math import isfinite
-from typing import Any, get_args, get_origin, get_type_hints
-
-import msgspec
+from typing import Any, get_type_hints
 
 from sterna.config import (
     PREFIX_RULES,
     DispatchRule,
     MigrationConfig,
     PolicyConfig,
-    PrefixDispatch,
     ScalingConfig,
-    prefix_rule_name,
 )
 from sterna.engine.emulated.config import EmulatedEngineConfig
 from sterna.engine.emulated.durations import CopyTime, StepTime
 from sterna.errors import ConfigurationError
+from sterna.setting_text import did_you_mean, read, written
 from sterna.simulator.config import SimulationConfig
 
 SECTIONS: Mapping[str, type] = {
@@ -75,7 +69,7 @@ def override(key: str, text: str, option: str | None = None) -> Override:
     """
     full = _full_name(key)
     section, _, field = full.rpartition(".")
-    value = _value(option or key, text, _hints()[full])
+    value = read(option or key, text, _hints()[full])
     return Override(option or key, section, field, value)
 
 
@@ -113,7 +107,7 @@ def _with_dispatch(config: SimulationConfig, values: Mapping[str, Any]) -> Simul
     for name in values:
         if isinstance(rule, DispatchRule) or name not in _parameters(rule):
             raise ConfigurationError(
-                f"dispatch.{name} is no parameter of the dispatch rule {_text(rule)}"
+                f"dispatch.{name} is no parameter of the dispatch rule {written(rule)}"
             )
     assert not isinstance(rule, DispatchRule)
     policy = replace(config.policy, dispatch=replace(rule, **values))
@@ -131,17 +125,11 @@ def values(config: SimulationConfig) -> dict[str, str]:
         section, _, field = full.rpartition(".")
         if section == "dispatch":
             if field in _parameters(config.policy.dispatch):
-                found[full] = _text(getattr(config.policy.dispatch, field))
+                found[full] = written(getattr(config.policy.dispatch, field))
             continue
         owner = getattr(config, section) if section else config
-        found[full] = _text(getattr(ScalingConfig() if owner is None else owner, field))
+        found[full] = written(getattr(ScalingConfig() if owner is None else owner, field))
     return found
-
-
-def did_you_mean(word: str, words: Iterable[str]) -> str:
-    """The end of an error message: the most similar of the words, if one is similar."""
-    near = difflib.get_close_matches(word, list(words), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 @cache
@@ -171,66 +159,3 @@ def _full_name(key: str) -> str:
     short = {full.rpartition(".")[2]: full for full in _hints()}
     near = did_you_mean(key, [*_hints(), *short])
     raise ConfigurationError(f"there is no setting {key!r}{near or '; --list shows all'}")
-
-
-def _value(option: str, text: str, hint: Any) -> Any:
-    alternatives = get_args(hint) or (hint,)
-    if type(None) in alternatives and text.lower() == "none":
-        return None
-    if get_origin(hint) is not None and issubclass(get_origin(hint), Mapping):
-        return _mapping(option, text, hint)
-    kind = next(each for each in alternatives if each is not type(None))
-    if issubclass(kind, Enum):
-        rules = {name: each for name, each in PREFIX_RULES.items() if each in alternatives}
-        return _member(option, text, kind, rules)
-    try:
-        value = msgspec.convert(text.lower() if kind is bool else text, kind, strict=False)
-    except msgspec.ValidationError:
-        value = None
-    if value is None:
-        raise ConfigurationError(f"{option} must be {_kind_in_words(hint)}, not {text!r}")
-    # No setting needs an infinite value, and JSON has none.
-    if isinstance(value, float) and not isfinite(value):
-        raise ConfigurationError(f"{option} must be finite, not {text!r}")
-    return value
-
-
-def _member(
-    option: str, text: str, kind: type[Enum], rules: Mapping[str, Callable[[], Any]]
-) -> Any:
-    members: dict[str, Any] = {str(member.value).replace("_", "-"): member for member in kind}
-    members |= {name: rule() for name, rule in rules.items()}
-    word = text.lower().replace("_", "-")
-    if word not in members:
-        near = did_you_mean(word, members)
-        raise ConfigurationError(f"{option} must be {' or '.join(members)}, not {text!r}{near}")
-    return members[word]
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, Enum):
-        return str(value.value).replace("_", "-")
-    if isinstance(value, PrefixDispatch):
-        return prefix_rule_name(value)
-    if isinstance(value, Mapping):
-        return ",".join(f"{key}:{each}" for key, each in value.items())
-    return (
-        "none" if value is None else str(value).lower() if isinstance(value, bool) else f"{value}"
-    )
-
-
-def _mapping(option: str, text: str, hint: Any) -> Any:
-    """The mapping written as `key:value` pairs between commas."""
-    pairs = [pair.partition(":") for pair in text.split(",")]
-    try:
-        return msgspec.convert({key: value for key, _, value in pairs}, hint, strict=False)
-    except msgspec.ValidationError:
-        raise ConfigurationError(
-            f"{option} must be numbers as in 1:1600,2:800, not {text!r}"
-        ) from None
-
-
-def _kind_in_words(hint: Any) -> str:
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
-    alternatives = get_args(hint) or (hint,)
-    return " or ".join("none" if each is type(None) else words[each] for each in alternatives)
