@@ -1,6 +1,7 @@
 """A policy of one's own, from a file to each decision."""
 
 import json
+import math
 import re
 import shlex
 import subprocess
@@ -31,7 +32,7 @@ from sterna.policy.scaling import ScaleUp, Terminate
 from sterna.policy.selection import candidates_to_move
 from sterna.policy.virtual_usage import Candidate
 from sterna.policy_file import in_server, policy_named
-from sterna.scheduler.global_scheduler import GlobalScheduler
+from sterna.scheduler.global_scheduler import GlobalScheduler, SetDestination
 from sterna.types import HIGH, InstanceId
 from tests.policy.builders import M, evenly_loaded, instance, report, running
 from tests.scheduler.test_global_scheduler import ask, places
@@ -290,6 +291,26 @@ def test_the_number_of_instances_is_that_of_the_class_within_the_bounds() -> Non
         core = scheduler(Opposite().as_config(), *views, scaling=scaling)
         decided = [each for each in core.on_tick(0.2) if isinstance(each, ScaleUp | Terminate)]
         assert [type(each) if isinstance(each, Terminate) else each for each in decided] == expected
+
+
+def test_without_an_instance_there_is_nothing_to_decide() -> None:
+    """As each time that a server starts; nor is there a number of instances to go by where all that
+    are there are being emptied."""
+
+    class Least(Policy):
+        def pair(self, instances: Sequence[Candidate]) -> dict[InstanceId, InstanceId]:
+            assert min(each.freeness for each in instances) == -math.inf
+            return {}
+
+        def num_instances(
+            self, instances: Sequence[Candidate], num_starting: int, scaling: ScalingConfig
+        ) -> int:
+            return len(instances) + (min(each.freeness for each in instances) < 0)
+
+    core = scheduler(Least().as_config(), scaling=ScalingConfig())
+    assert core.on_tick(10.0) == []
+    core.on_load(report(instance("i0", is_terminating=True)), 10.0)
+    assert [each for each in core.on_tick(20.0) if not isinstance(each, SetDestination)] == []
 
 
 def test_an_instance_that_it_was_not_given_is_refused(file: Path) -> None:

@@ -80,7 +80,8 @@ class Policy:
         return chosen
 
     def pair(self, instances: Sequence[Candidate]) -> Mapping[InstanceId, InstanceId]:
-        """The destination of each instance from which requests are to move, once a round."""
+        """The destination of each instance from which requests are to move, once a round; of at
+        least one."""
         return pair(instances, self.config)
 
     def victims(self, instance: InstanceView) -> Sequence[RequestView]:
@@ -98,7 +99,7 @@ class Policy:
         terminated, one a round.
 
         Args:
-            instances: those that serve and are not being emptied.
+            instances: those that serve and are not being emptied, at least one.
             num_starting: those that come up.
         """
         return None

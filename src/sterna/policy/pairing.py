@@ -71,6 +71,8 @@ def pair(
         ConfigurationError: a class of one's own has made pairs that cannot be.
     """
     every = as_table(candidates)
+    if not every:
+        return {}
     if policy.own is not None and policy.own.makes_pairs:
         instances = tuple(every)
         own_pairs = checked_pairs(policy.own.pair(instances), instances)

@@ -662,9 +662,11 @@ class GlobalScheduler:
         num_pending = len(self._pending.intersection(starting))
         if self._policy.own is not None and now_s >= self._scaling_begins_s:
             staying = [each for each in self.candidates if not each.load.is_terminating]
-            num_wanted = checked_number(
-                self._policy.own.num_instances(staying, len(starting), self._scaling)
-            )
+            num_wanted = None
+            if staying:
+                num_wanted = checked_number(
+                    self._policy.own.num_instances(staying, len(starting), self._scaling)
+                )
             if num_wanted is not None:
                 self._scaling_state, decision = towards(
                     self._scaling_state,
