@@ -205,6 +205,9 @@ class OwnDecisions(Protocol):
     def with_fresh_state(self, config: "PolicyConfig") -> "OwnDecisions":
         """An object that remembers nothing, beside these rules."""
 
+    def begin_round(self, known: Any) -> None:
+        """A round of the scheduler begins, in which this is known besides the instances."""
+
     def dispatch(self, request: Any, instances: Any) -> InstanceId:
         """See `policy.dispatch`."""
 

@@ -1,5 +1,6 @@
 """Late binding: requests wait at the global scheduler until an instance has memory for them."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from sterna.config import PolicyConfig
 from sterna.messages.reasons import HeldCause
 from sterna.policy.own import Policy
 from sterna.policy.presets import LLUMNIX, ROUND_ROBIN
+from sterna.policy.virtual_usage import Candidate
 from sterna.policy_file import in_server
 from sterna.scheduler.global_scheduler import GlobalScheduler
 from sterna.types import HIGH, FrontendId, InstanceId, InstanceView, RequestId
@@ -242,11 +244,35 @@ class Empty(Policy):
     base = "llumnix"
 
 
-@pytest.mark.parametrize(
+class Asks(Empty):
+    """Changes nothing of the pairs that its base makes."""
+
+    def pair(self, instances: Sequence[Candidate]) -> Mapping[InstanceId, InstanceId]:
+        return super().pair(instances)
+
+
+class Fails(Empty):
+    """Has its base decide in a server."""
+
+    def pair(self, instances: Sequence[Candidate]) -> Mapping[InstanceId, InstanceId]:
+        raise RuntimeError
+
+
+WITH_ITS_PAIRS = pytest.mark.parametrize(
     "preset",
-    [LLUMNIX, Empty().as_config(), in_server(Empty().as_config())],
-    ids=["preset", "class", "class in a server"],
+    [
+        LLUMNIX,
+        Empty().as_config(),
+        in_server(Empty().as_config()),
+        Asks().as_config(),
+        in_server(Asks().as_config()),
+        in_server(Fails().as_config()),
+    ],
+    ids=["preset", "class", "class in a server", "asks", "asks in a server", "fails in a server"],
 )
+
+
+@WITH_ITS_PAIRS
 def test_while_memory_is_kept_free_requests_move_to_where_there_is_other_memory(
     preset: PolicyConfig,
 ) -> None:
@@ -256,6 +282,24 @@ def test_while_memory_is_kept_free_requests_move_to_where_there_is_other_memory(
     core.on_request(ask("large", 4_000), 0.0)
     core.on_request(ask("small", 160), 10.0)
     core.on_tick(10.1)
+    assert dict(core.destinations) == {InstanceId("i0"): InstanceId("i2")}
+
+
+@WITH_ITS_PAIRS
+def test_requests_move_for_balance_only_between_instances_of_one_format(
+    preset: PolicyConfig,
+) -> None:
+    policy = replace(preset, balance_ratio=1.2, balance_after_tokens=0)
+    cluster = (
+        evenly_loaded("i0", 1_280, 16),
+        evenly_loaded("i1", 160, 2),
+        evenly_loaded("i2", 320, 4),
+    )
+    core = scheduler(*cluster, policy=policy)
+    core.on_tick(0.2)
+    assert dict(core.destinations) == {InstanceId("i0"): InstanceId("i1")}
+    core.set_kv_formats({InstanceId(f"i{k}"): each for k, each in enumerate(("a", "b", "a"))})
+    core.on_tick(0.4)
     assert dict(core.destinations) == {InstanceId("i0"): InstanceId("i2")}
 
 

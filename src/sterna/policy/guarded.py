@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Self, TypeVar
 
 from sterna.config import OwnDecisions, PolicyConfig, ScalingConfig
-from sterna.policy.own import Policy
+from sterna.policy.own import Policy, Round
 from sterna.policy.pairing import checked_pairs
 from sterna.policy.scaling import checked_number
 from sterna.policy.selection import checked_victims
@@ -47,6 +47,11 @@ class GuardedPolicy:
     def with_fresh_state(self, config: PolicyConfig) -> Self:
         """See `OwnDecisions`."""
         return type(self)(self._own.with_fresh_state(config), config, self._report)
+
+    def begin_round(self, known: Round) -> None:
+        """See `OwnDecisions`."""
+        self._own.begin_round(known)
+        self._base.begin_round(known)
 
     def dispatch(self, request: NewRequest, instances: Sequence[Candidate]) -> InstanceId:
         """See `Policy`."""

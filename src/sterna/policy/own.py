@@ -11,7 +11,7 @@ a file, for `sterna simulate` and `sterna serve` (docs/policies.md).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Self, get_type_hints
 
@@ -24,6 +24,21 @@ from sterna.policy.selection import candidates_to_move
 from sterna.policy.virtual_usage import Candidate, NewRequest
 from sterna.setting_text import converted, did_you_mean
 from sterna.types import InstanceId, InstanceView, RequestView
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What the global scheduler knows in a round besides the instances.
+
+    Attributes:
+        kept_free: the instance whose memory is kept free for a request that waits: requests move
+            there only from an instance that is being emptied.
+        kv_formats: the formats of the instances' KV blocks; empty while all have the same. Between
+            two formats a request moves without its KV cache.
+    """
+
+    kept_free: InstanceId | None = None
+    kv_formats: Mapping[InstanceId, str] = field(default_factory=dict)
 
 
 class Policy:
@@ -41,12 +56,14 @@ class Policy:
         looks_at_prefixes: whether `NewRequest.cached` is to be filled in.
         config: the resulting rules, without the class, as options of the command line have changed
             them; there before `__init__`.
+        this_round: what `pair` and `num_instances` may look at besides the instances.
     """
 
     base: str = "sterna"
     settings: Mapping[str, Any] = {}
     looks_at_prefixes: bool = False
     config: PolicyConfig
+    this_round: Round = Round()
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         # Here, since an `__init__` may go by it, and need not call that of its base.
@@ -69,8 +86,12 @@ class Policy:
     @property
     def makes_pairs(self) -> bool:
         """Whether the class defines `pair`. Where it does not, the scheduler asks the rules of its
-        base, with what only these know of (`pairing.pair`)."""
+        base."""
         return type(self).pair is not Policy.pair
+
+    def begin_round(self, known: Round) -> None:
+        """See `OwnDecisions`."""
+        self.this_round = known
 
     def dispatch(self, request: NewRequest, instances: Sequence[Candidate]) -> InstanceId:
         """The instance for the request, of at least one. Those that are being emptied are among
@@ -82,7 +103,8 @@ class Policy:
     def pair(self, instances: Sequence[Candidate]) -> Mapping[InstanceId, InstanceId]:
         """The destination of each instance from which requests are to move, once a round; of at
         least one."""
-        return pair(instances, self.config)
+        known = self.this_round
+        return pair(instances, self.config, known.kept_free, known.kv_formats)
 
     def victims(self, instance: InstanceView) -> Sequence[RequestView]:
         """The requests that may move from this instance, in the order of their moves: such without

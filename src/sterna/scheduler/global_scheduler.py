@@ -25,6 +25,7 @@ from sterna.messages.reasons import DispatchReason, HeldCause, MoveReason
 from sterna.policy.candidate_table import TOTAL_TOKENS, CandidateTable, Choice
 from sterna.policy.dispatch import decide
 from sterna.policy.load_report import LARGE_SHARE
+from sterna.policy.own import Round
 from sterna.policy.pairing import pair
 from sterna.policy.prefix_dispatch import prefix_to_wait_for
 from sterna.policy.scaling import ScaleUp, ScalingState, Terminate, checked_number, towards
@@ -390,8 +391,11 @@ class GlobalScheduler:
             # Missed rounds are skipped: each would decide by the same loads.
             self._next_round_s = now_s + interval_s
         self._instances.drop_expired(now_s)
+        kept_free = self._kept_free(now_s) if self._policy.migrates else None
+        if self._policy.own is not None:
+            self._policy.own.begin_round(Round(kept_free, self._kv_formats))
         if self._policy.migrates:
-            effects += self._pair(now_s)
+            effects += self._pair(kept_free)
         effects += self._copies.copy_ahead(self.candidates, now_s)
         return effects + self._scale(now_s)
 
@@ -634,8 +638,8 @@ class GlobalScheduler:
         self._instances.send(request, new, instance_id, number, now_s)
         return Dispatch(request.request_id, request.frontend_id, instance_id, number, reason)
 
-    def _pair(self, now_s: float) -> list[Effect]:
-        candidates, kept_free = self.candidates, self._kept_free(now_s)
+    def _pair(self, kept_free: InstanceId | None) -> list[Effect]:
+        candidates = self.candidates
         pairs = pair(candidates, self._policy, kept_free, self._kv_formats)
         effects: list[Effect] = []
         last = self._last_destinations
@@ -643,7 +647,7 @@ class GlobalScheduler:
             source = candidate.load.instance_id
             destination = pairs.get(source)
             if destination == kept_free and not candidate.load.is_terminating:
-                # A policy of a user's own does not know of it.
+                # A class need not look at it.
                 destination = None
             if destination is None and last.get(source, source) is None:
                 # It knows that it has none.
