@@ -2,17 +2,20 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from sterna.config import PolicyConfig
+from sterna.config import PolicyConfig, ScalingConfig
+from sterna.errors import ConfigurationError
 from sterna.messages.reasons import HeldCause
 from sterna.policy.own import Policy
 from sterna.policy.presets import LLUMNIX, ROUND_ROBIN
-from sterna.policy.virtual_usage import Candidate
+from sterna.policy.scaling import ScaleUp
+from sterna.policy.virtual_usage import Candidate, NewRequest
 from sterna.policy_file import in_server
 from sterna.scheduler.global_scheduler import GlobalScheduler
 from sterna.types import HIGH, FrontendId, InstanceId, InstanceView, RequestId
@@ -301,6 +304,54 @@ def test_requests_move_for_balance_only_between_instances_of_one_format(
     core.set_kv_formats({InstanceId(f"i{k}"): each for k, each in enumerate(("a", "b", "a"))})
     core.on_tick(0.4)
     assert dict(core.destinations) == {InstanceId("i0"): InstanceId("i2")}
+
+
+class Sticky(Policy):
+    """All requests to the first instance, full or not; adds instances while requests wait."""
+
+    given: ClassVar[list[list[InstanceId]]] = []
+
+    def dispatch(self, request: NewRequest, instances: Sequence[Candidate]) -> InstanceId:
+        self.given.append([each.instance_id for each in instances])
+        return InstanceId("i0")
+
+    def num_instances(
+        self, instances: Sequence[Candidate], num_starting: int, scaling: ScalingConfig
+    ) -> int | None:
+        known = self.this_round
+        if known.held_s < 3.0:
+            return len(instances)
+        return len(instances) + known.num_held + known.held_tokens // M
+
+
+class AtOnce(Sticky):
+    settings: Mapping[str, Any] = {"binds_late": False}
+
+
+def test_a_class_is_given_the_instances_with_room() -> None:
+    """Unless its requests do not wait at the scheduler."""
+    Sticky.given.clear()
+    late, at_once = (
+        scheduler(full("i0"), full("i1", 320), policy=kind().as_config())
+        for kind in (Sticky, AtOnce)
+    )
+    with pytest.raises(ConfigurationError, match="must return the instance_id of one"):
+        late.on_request(ask("r", 160), 0.0)
+    assert places(at_once.on_request(ask("r", 160), 0.0)) == [("r", "i0")]
+    assert Sticky.given == [["i1"], ["i0", "i1"]]
+
+
+def test_a_class_knows_what_waits_at_the_scheduler() -> None:
+    """Its number takes the place of the built-in start for requests that wait."""
+    core = GlobalScheduler(Sticky().as_config(), now_s=0.0, scaling=ScalingConfig())
+    core.on_load(report(full("i0")), 0.0)
+    core.on_request(ask("a", M), 0.0)
+    core.on_request(ask("b", 160), 1.0)
+    started = {
+        now_s: [each for each in core.on_tick(now_s) if isinstance(each, ScaleUp)]
+        for now_s in (2.9, 3.2)
+    }
+    assert started == {2.9: [], 3.2: [ScaleUp(3)]}
 
 
 def test_without_an_instance_nothing_is_due_at_the_limit() -> None:

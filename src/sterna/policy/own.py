@@ -35,10 +35,16 @@ class Round:
             there only from an instance that is being emptied.
         kv_formats: the formats of the instances' KV blocks; empty while all have the same. Between
             two formats a request moves without its KV cache.
+        num_held: requests that wait at the scheduler, which no instance shows.
+        held_tokens: the memory that they need to begin.
+        held_s: time for which the first of them has waited; 0 without any.
     """
 
     kept_free: InstanceId | None = None
     kv_formats: Mapping[InstanceId, str] = field(default_factory=dict)
+    num_held: int = 0
+    held_tokens: int = 0
+    held_s: float = 0.0
 
 
 class Policy:
@@ -95,7 +101,12 @@ class Policy:
 
     def dispatch(self, request: NewRequest, instances: Sequence[Candidate]) -> InstanceId:
         """The instance for the request, of at least one. Those that are being emptied are among
-        them only while there is no other."""
+        them only while there is no other.
+
+        With late binding (`PolicyConfig.binds_late`, which `sterna` has) the instances are those
+        that have room for the request, and it waits at the scheduler, unasked about, until there is
+        one. A rule that may choose a full instance needs `settings = {"binds_late": False}`.
+        """
         chosen = choose(request, instances, self.config)
         assert chosen is not None
         return chosen
@@ -118,7 +129,9 @@ class Policy:
         the built-in rules decide.
 
         Those that are missing are started at once; of those that are too many, the emptiest one is
-        terminated, one a round.
+        terminated, one a round. The built-in rules start one, too, where a request has waited at
+        the scheduler for some time (`ScalingConfig.starved_after_s`). A number takes their place:
+        requests that wait are in `this_round`, and in none of the instances.
 
         Args:
             instances: those that serve and are not being emptied, at least one.

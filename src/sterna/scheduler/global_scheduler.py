@@ -393,11 +393,22 @@ class GlobalScheduler:
         self._instances.drop_expired(now_s)
         kept_free = self._kept_free(now_s) if self._policy.migrates else None
         if self._policy.own is not None:
-            self._policy.own.begin_round(Round(kept_free, self._kv_formats))
+            self._policy.own.begin_round(self._known(kept_free, now_s))
         if self._policy.migrates:
             effects += self._pair(kept_free)
         effects += self._copies.copy_ahead(self.candidates, now_s)
         return effects + self._scale(now_s)
+
+    def _known(self, kept_free: InstanceId | None, now_s: float) -> Round:
+        """What a policy class is told at the beginning of a round."""
+        since_s = self._held.first_since_s
+        return Round(
+            kept_free,
+            self._kv_formats,
+            num_held=len(self._held),
+            held_tokens=self._held.total_tokens,
+            held_s=0.0 if since_s is None else now_s - since_s,
+        )
 
     def _round_interval_s(self) -> float:
         return max(self._policy.round_interval_s, len(self.candidates) / REPORTS_PER_S)
