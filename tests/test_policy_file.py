@@ -34,7 +34,7 @@ from sterna.policy.virtual_usage import Candidate
 from sterna.policy_file import in_server, policy_named
 from sterna.scheduler.global_scheduler import GlobalScheduler, SetDestination
 from sterna.types import HIGH, InstanceId
-from tests.policy.builders import M, evenly_loaded, instance, report, running
+from tests.policy.builders import M, evenly_loaded, instance, queuing, report, running
 from tests.scheduler.test_global_scheduler import ask, places
 
 PAGE = Path(__file__).parents[1] / "docs" / "policies.md"
@@ -382,6 +382,25 @@ def test_the_pages_example_is_short_and_simulates(tmp_path: Path) -> None:
     assert nearest["prefix_reuse"] > blind["prefix_reuse"]
     assert nearest["settings"]["policy"]["own"] == "NearestPrefix"
     assert bound["settings"]["policy"]["migrates"] is False
+
+
+def test_the_pages_example_empties_an_instance(tmp_path: Path) -> None:
+    """The request that queues leaves first, also where all batches are full: it needs no place."""
+    policy = policy_named(f"{example(tmp_path)}:NearestPrefix")
+    view = instance(
+        "i0",
+        running=[running("long", 320, num_output_tokens=64), running("short", 32)],
+        queuing=[queuing("new", 160)],
+    )
+    full = replace(evenly_loaded("i1", 800, 4), num_slots=4)
+    order = [each.request_id for each in candidates_to_move(view, policy)]
+    assert order == ["short", "long"]
+    emptied = replace(view, is_terminating=True)
+    order = [each.request_id for each in candidates_to_move(emptied, policy)]
+    assert order == ["new", "short", "long"]
+    core = scheduler(policy, emptied, full)
+    core.on_tick(10.0)
+    assert core.destinations == {"i0": "i1"}
 
 
 @pytest.mark.vllm

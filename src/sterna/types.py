@@ -197,6 +197,7 @@ class InstanceLoad(msgspec.Struct, frozen=True):
             corrects for dispatches above it.
         move_tokens: memory that the request which would move next takes at its destination; None
             when none can move.
+        moves_queuing: whether that request queues, and needs no place in the destination's batch.
         num_migrating_out: migrations in flight from this instance.
         num_migrating_in: migrations in flight to this instance.
         num_preempted: queuing requests whose memory was taken back.
@@ -239,6 +240,7 @@ class InstanceLoad(msgspec.Struct, frozen=True):
     num_slots: int | None = None
     coming_tokens: int = 0
     move_coming_tokens: int = 0
+    moves_queuing: bool = False
     large_prompts: tuple[RequestId, ...] = ()
 
 

@@ -25,6 +25,7 @@ from sterna.types import (
     InstanceId,
     InstanceView,
     RequestStatus,
+    RequestView,
 )
 from tests.policy.builders import (
     M,
@@ -354,6 +355,15 @@ def test_a_source_that_is_passed_over_leaves_its_destination_to_the_next() -> No
     assert pairs_of(lone, crowded, instance("d0")) == {"s1": "d0"}
 
 
+class RunningFirst(Policy):
+    """A class that does not look at what queues."""
+
+    base = "llumnix"
+
+    def victims(self, instance: InstanceView) -> Sequence[RequestView]:
+        return instance.running
+
+
 def test_an_instance_whose_batch_is_full_is_no_destination() -> None:
     """The move would be refused before its last stage, when all has been copied."""
     emptied = evenly_loaded("i0", 800, 2, is_terminating=True)
@@ -363,10 +373,16 @@ def test_an_instance_whose_batch_is_full_is_no_destination() -> None:
     for source in (emptied, crowded):
         assert pairs_of(source, full) == {}
         assert pairs_of(source, full, roomy) == {source.instance_id: "i9"}
-    # What queues there needs no place, and leaves first.
+    # A request that queues there needs no place, and leaves first.
     queue = replace(emptied, queuing=(queuing("q", 160),))
     assert pairs_of(queue, full) == {"i0": "i8"}
     assert pairs_of(queue, full, roomy) == {"i0": "i9"}
+    # Unless it cannot leave, or a class has others leave first.
+    held = replace(emptied, queuing=(queuing("q", 160, immovable=Immovable.MIGRATING),))
+    assert pairs_of(held, full) == {}
+    running_first = RunningFirst().as_config()
+    assert pairs_of(queue, full, policy=running_first) == {}
+    assert pairs_of(queue, full, roomy, policy=running_first) == {"i0": "i9"}
     # One that is on its way takes the last place.
     destination = candidate(roomy, in_flight=[new_request(16)])
     assert pair([candidate(emptied), destination], LLUMNIX) == {}

@@ -312,7 +312,10 @@ def test_a_report_without_movable_requests_has_nothing_to_move() -> None:
 
 def test_a_terminating_instance_reports_the_demand_of_the_queuing_request_it_moves() -> None:
     view = instance(running=[running("a", 400)], queuing=[queuing("b", 96)], is_terminating=True)
-    assert candidate(view).load.move_tokens == 96
+    reported = report(view)
+    assert (reported.move_tokens, reported.moves_queuing) == (96, True)
+    reported = report(replace(view, queuing=()))
+    assert (reported.move_tokens, reported.moves_queuing) == (400, False)
 
 
 def test_a_request_in_flight_counts_with_its_demand_and_as_one_of_the_batch() -> None:

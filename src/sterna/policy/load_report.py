@@ -15,7 +15,13 @@ from sterna.policy.virtual_usage import (
     uncomputed_tokens_of,
     used_tokens_of,
 )
-from sterna.types import MAX_LARGE_PROMPTS, InstanceLoad, InstanceView, RequestView
+from sterna.types import (
+    MAX_LARGE_PROMPTS,
+    InstanceLoad,
+    InstanceView,
+    RequestStatus,
+    RequestView,
+)
 
 LARGE_SHARE = 0.1
 """A prompt is large that needs more than this share of an instance's memory."""
@@ -87,16 +93,19 @@ def with_moves(report: InstanceLoad, view: InstanceView, policy: PolicyConfig) -
     """The load, completed with what only a look at each request shows: the next one to move, and
     what they are expected to need."""
     to_move = candidates_to_move(view, policy)[:1]
-    move_tokens = None
+    move_tokens: int | None = None
+    moves_queuing = False
     if to_move:
-        move_tokens = max(to_move[0].physical_usage_tokens, to_move[0].demand_tokens)
+        (request,) = to_move
+        move_tokens = max(request.physical_usage_tokens, request.demand_tokens)
+        moves_queuing = request.status is RequestStatus.QUEUING
+    report = structs.replace(report, move_tokens=move_tokens, moves_queuing=moves_queuing)
     horizon_steps = policy.balance_horizon_steps
     if horizon_steps is None:
-        return structs.replace(report, move_tokens=move_tokens)
+        return report
     coming = coming_tokens((*view.running, *view.queuing), view, horizon_steps)
     return structs.replace(
         report,
-        move_tokens=move_tokens,
         coming_tokens=view.reserved_tokens + round(sum(coming)),
         move_coming_tokens=round(sum(coming_tokens(to_move, view, horizon_steps))),
     )

@@ -37,10 +37,10 @@ def pair(
 
     Sources are the instances below the source threshold that have a request to move;
     destinations those above the destination threshold that have a place in their batch: without
-    one, a move is refused when all has been copied. Queuing requests, which leave a terminating
-    instance first, need none: a full batch takes them where no other instance can. A terminating
-    instance, with its freeness of minus infinity, is always a source and never a destination; and
-    so, with `preempted_make_source`, is one in which preempted requests queue.
+    one, a move is refused when all has been copied. A queuing request (`moves_queuing`) needs none:
+    a full batch takes it where no other instance can. A terminating instance, with its freeness of
+    minus infinity, is always a source and never a destination; and so, with
+    `preempted_make_source`, is one in which preempted requests queue.
 
     A terminating instance that has been emptied for too long moves requests without their memory
     (`move_tokens` of 0), for which every destination has room: if no instance above the threshold
@@ -93,8 +93,7 @@ def pair(
         full.sort(key=lambda each: (-each.freeness, each.instance_id))
     pairs: dict[InstanceId, InstanceId] = {}
     for source in sources:
-        needs_no_slot = source.load.is_terminating and source.load.num_queuing > 0
-        for left in (destinations, full) if needs_no_slot else (destinations,):
+        for left in (destinations, full) if source.load.moves_queuing else (destinations,):
             place = _place_for(source, left, policy, kept_free)
             if place is not None:
                 pairs[source.instance_id] = left.pop(place).instance_id

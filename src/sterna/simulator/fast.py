@@ -390,8 +390,9 @@ class FastEngines:
             num_by_priority,
         )
         # The same rule as in `policy.selection`.
+        moves_queuing = engine.is_terminating and num_queuing > 0
         if engine.is_terminating:
-            if num_queuing > 0:
+            if moves_queuing:
                 move_blocks = head_blocks
         elif move_blocks != NONE:
             lowest = self._lowest_that_stays
@@ -427,6 +428,7 @@ class FastEngines:
             uncomputed_tokens,
             uncomputed_pairs,
             self._config.engine.max_num_seqs - num_held_slots,
+            moves_queuing=moves_queuing,
             large_prompts=self._large_prompts(engine, large_prompts),
         )
 
