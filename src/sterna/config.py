@@ -202,6 +202,10 @@ class OwnDecisions(Protocol):
     def makes_pairs(self) -> bool:
         """Whether it makes pairs at all; otherwise the rules beside it do."""
 
+    @property
+    def chooses_victims(self) -> bool:
+        """Whether it has an order of moves; otherwise it is that of the rules beside it."""
+
     def with_fresh_state(self, config: "PolicyConfig") -> "OwnDecisions":
         """An object that remembers nothing, beside these rules."""
 

@@ -1,7 +1,7 @@
 """Reasons of the scheduler's decisions, as it tells them front ends and instances."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -19,6 +19,7 @@ from sterna.policy.guarded import guarded
 from sterna.policy.own import Policy
 from sterna.policy.presets import LLUMNIX, PRESETS, STERNA
 from sterna.policy.virtual_usage import Candidate, NewRequest
+from sterna.policy_file import in_server
 from sterna.scheduler.core import SchedulerCore
 from sterna.scheduler.explanation import (
     HEADROOM,
@@ -28,7 +29,7 @@ from sterna.scheduler.explanation import (
     move_reason,
     rule_name,
 )
-from sterna.types import HIGH, NORMAL, InstanceId, InstanceLoad
+from sterna.types import HIGH, NORMAL, InstanceId, InstanceLoad, InstanceView, RequestView
 from tests.scheduler.test_core import F0, I0, I1, R, membership, report
 
 REQUEST = NewRequest(128, NORMAL, prompt_tokens=100)
@@ -211,6 +212,19 @@ def test_a_policy_of_ones_own_needs_no_cause() -> None:
     policy = Policy().as_config()
     pair = instances(policy, 990, 10)
     assert move_reason(*pair, policy).cause is MoveCause.POLICY
+
+
+@pytest.mark.parametrize("in_place", [lambda policy: policy, in_server])
+def test_a_class_has_its_name_where_the_order_of_moves_is_its_own(
+    in_place: Callable[[PolicyConfig], PolicyConfig],
+) -> None:
+    class Longest(Policy):
+        def victims(self, instance: InstanceView) -> Sequence[RequestView]:
+            return sorted(instance.running, key=lambda each: -each.num_tokens)
+
+    for kind, victim in ((Longest, "Longest"), (Policy, STERNA.victim.value)):
+        policy = in_place(kind().as_config())
+        assert move_reason(*instances(policy, 990, 10), policy).victim == victim
 
 
 def test_the_scheduler_tells_its_reasons() -> None:

@@ -43,6 +43,7 @@ class GuardedPolicy:
         self._report = report
         self.looks_at_prefixes = own.looks_at_prefixes
         self.makes_pairs = own.makes_pairs
+        self.chooses_victims = own.chooses_victims
 
     def with_fresh_state(self, config: PolicyConfig) -> Self:
         """See `OwnDecisions`."""

@@ -95,6 +95,11 @@ class Policy:
         base."""
         return type(self).pair is not Policy.pair
 
+    @property
+    def chooses_victims(self) -> bool:
+        """Whether the class defines `victims`."""
+        return type(self).victims is not Policy.victims
+
     def begin_round(self, known: Round) -> None:
         """See `OwnDecisions`."""
         self.this_round = known
@@ -164,9 +169,3 @@ def _setting(owner: type[Policy], name: str, value: Any) -> Any:
 def gives_target_load(policy: PolicyConfig) -> bool:
     """Whether a class of one's own has target loads among its settings."""
     return isinstance(policy.own, Policy) and "target_load_tokens" in policy.own.settings
-
-
-def chooses_victims(policy: PolicyConfig) -> bool:
-    """Whether a class of one's own has the order in which requests move."""
-    own = policy.own
-    return own is not None and getattr(type(own), "victims", None) is not Policy.victims

@@ -91,8 +91,15 @@ def move_reason(source: Candidate, destination: Candidate, policy: PolicyConfig)
         source.freeness,
         destination.freeness,
         policy.source_freeness_steps,
-        policy.victim.value,
+        _victim(policy),
     )
+
+
+def _victim(policy: PolicyConfig) -> str:
+    """The name of the order in which requests move where memory is short."""
+    if policy.own is not None and policy.own.chooses_victims:
+        return policy.name
+    return policy.victim.value
 
 
 def _victim_for_balance(source: Candidate, policy: PolicyConfig) -> str:

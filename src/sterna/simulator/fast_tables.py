@@ -23,7 +23,6 @@ from sterna.engine.emulated.compiled.tables import (
 )
 from sterna.engine.emulated.config import Preemption, StepMode
 from sterna.policy.load_report import LARGE_SHARE
-from sterna.policy.own import chooses_victims
 from sterna.simulator.config import Report, SimulationConfig
 from sterna.workload.block_hashes import BlockHashes
 from sterna.workload.trace import Trace
@@ -39,7 +38,8 @@ VICTIMS = {
 
 def looks_at_requests(policy: PolicyConfig) -> bool:
     """Whether loads follow from a look at each request, which the compiled steps do not have."""
-    return chooses_victims(policy) or policy.balance_horizon_steps is not None
+    has_order = policy.own is not None and policy.own.chooses_victims
+    return has_order or policy.balance_horizon_steps is not None
 
 
 @dataclass(slots=True)
