@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,34 @@ def test_runs_are_those_of_the_command() -> None:
     assert row["ttft_s.p99"] == shown["ttft_s"]["p99"]
     assert row["request_s.mean"] == shown["request_s"]["mean"]
     assert row["policy"] == "llumnix:migrates=false"
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict | list):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from leaves(each)
+    else:
+        yield value
+
+
+def test_a_run_has_the_columns_of_the_commands_json() -> None:
+    """Those of goodput, and of each class, are among them; the settings are not."""
+    result = sterna.simulate("llumnix", **SMALL, high_fraction=0.3)
+    (row,) = result.runs.to_dict("records")
+    command = [
+        *(str(Path(sys.executable).with_name("sterna")), "simulate", "--json", "--policy"),
+        *("llumnix", "--trace", "M-M", "--rate", "6", "--requests", "60", "--instances", "4"),
+        *("--high-fraction", "0.3"),
+    ]
+    shown = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    del shown["settings"]
+    assert {"goodput.1.fraction", "classes.high.ttft_s.p99"} <= row.keys()
+    assert len(row) == len(list(leaves(shown)))
+    for name in row.keys() - {"wall_s"}:
+        value = shown
+        for key in name.split("."):
+            value = value[int(key)] if isinstance(value, list) else value[key]
+        assert row[name] == value
 
 
 def test_the_papers_runs_have_its_policy() -> None:

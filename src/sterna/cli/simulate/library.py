@@ -1,7 +1,7 @@
 """`sterna.simulate`: simulations from Python, with data frames as results (docs/policies.md)."""
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -34,7 +34,8 @@ class Simulated:
 
     Attributes:
         runs: a row for each run; the columns are the names that `sterna simulate --json` prints,
-            those of nested values with a point in between, as in `ttft_s.p99`.
+            those of nested values with a point in between, as in `ttft_s.p99` and
+            `goodput.0.fraction`; without `settings`.
         requests: a row for each request of each run: lengths in tokens, times in seconds from the
             beginning of the run, and `ttft_s`, `tpot_s` and `request_s`. Unknown values are NaN.
     """
@@ -85,7 +86,7 @@ def simulate(*policies: str | type[Policy], **options: Any) -> Simulated:
         raise ConfigurationError("processes: a policy that is a class runs in this process alone")
     runs = run_all(jobs_of(args, configs), num_processes=args.processes or 1)
     return Simulated(
-        pd.json_normalize([_row(run) for run in runs]),
+        pd.DataFrame([_row(run) for run in runs]),
         pd.concat([_requests(run) for run in runs], ignore_index=True),
     )
 
@@ -117,8 +118,17 @@ def _arguments(options: Mapping[str, Any]) -> argparse.Namespace:
 
 def _row(run: "SimulationRun") -> dict[str, Any]:
     shown = as_json(run)
-    del shown["settings"], shown["classes"]
-    return shown
+    del shown["settings"]
+    return dict(_flat(shown, ""))
+
+
+def _flat(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """The single values in a value of this name, by their names; those of a list have numbers."""
+    if not isinstance(value, dict | list):
+        yield name, value
+        return
+    for key, each in value.items() if isinstance(value, dict) else enumerate(value):
+        yield from _flat(each, f"{name}.{key}" if name else str(key))
 
 
 def _requests(run: "SimulationRun") -> "pd.DataFrame":
