@@ -1,4 +1,4 @@
-"""A policy of one's own, from a file to each decision."""
+"""A custom policy class, from a file to each decision."""
 
 import json
 import math

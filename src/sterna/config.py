@@ -193,7 +193,7 @@ def prefix_rule_name(rule: PrefixDispatch) -> str:
 
 
 class OwnDecisions(Protocol):
-    """Decisions of a class of one's own (`policy.own.Policy`), whose types are those of the
+    """Decisions of a custom policy class (`policy.own.Policy`), whose types are those of the
     policies' room."""
 
     looks_at_prefixes: bool
@@ -335,7 +335,7 @@ class PolicyConfig:
         return isinstance(self.dispatch, PrefixDispatch)
 
     def with_fresh_state(self) -> "PolicyConfig":
-        """The same policy, whose class of one's own remembers nothing."""
+        """The same policy; a custom class in it remembers nothing."""
         if self.own is None:
             return self
         return replace(self, own=self.own.with_fresh_state(replace(self, own=None)))

@@ -1,4 +1,4 @@
-"""A policy by its name: a preset's, or FILE.py:CLASS for a class of one's own.
+"""A policy by its name: a preset's, or FILE.py:CLASS for a custom class.
 
 The file's text travels with the policy, so that processes of other nodes need no copy of it. It may
 import what is installed, and no other file beside it.
@@ -53,8 +53,8 @@ def policy_named(text: str) -> PolicyConfig:
 
 
 def in_server(policy: PolicyConfig) -> PolicyConfig:
-    """The same policy, whose class, if it has one of one's own, cannot end this process. What goes
-    wrong in it is logged."""
+    """The same policy; a custom class in it cannot end this process. What goes wrong in it is
+    logged."""
     if policy.own is None:
         return policy
     from sterna.policy.guarded import guarded

@@ -135,13 +135,13 @@ def test_an_operators_order_to_a_stranger_is_carried_out_without_the_kv_cache() 
 
 
 class MovesNothing(Policy):
-    """A class of one's own that lets every request end where it is."""
+    """A custom class that lets every request end where it is."""
 
     def victims(self, instance: InstanceView) -> list[RequestView]:
         return []
 
 
-def test_after_the_limit_a_class_of_ones_own_keeps_nothing_back() -> None:
+def test_after_the_limit_a_custom_class_keeps_nothing_back() -> None:
     """It may leave requests out, and the end of the emptying was promised."""
     policy = MovesNothing().as_config()
     llumlet = Llumlet(A, replace(config(), policy=policy, drain_limit_s=60.0))

@@ -557,13 +557,13 @@ def test_a_destination_takes_from_one_instance_that_has_overstayed_a_round() -> 
 
 
 class PairsNothing(Policy):
-    """A class of one's own that has no requests move."""
+    """A custom class that has no requests move."""
 
     def pair(self, instances: Sequence[Candidate]) -> dict[InstanceId, InstanceId]:
         return {}
 
 
-def test_what_has_overstayed_leaves_whatever_a_class_of_ones_own_pairs() -> None:
+def test_what_has_overstayed_leaves_whatever_a_custom_class_pairs() -> None:
     """The end of the emptying was promised."""
     own = PairsNothing().as_config()
     leaving = candidate(evenly_loaded("i0", 800, 2, is_terminating=True))

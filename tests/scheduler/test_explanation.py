@@ -208,7 +208,7 @@ def test_beside_a_headroom_requests_move_for_balance_in_the_usual_order() -> Non
     assert (reason.cause, reason.victim) == (MoveCause.BALANCE, STERNA.victim.value)
 
 
-def test_a_policy_of_ones_own_needs_no_cause() -> None:
+def test_a_custom_class_needs_no_cause() -> None:
     policy = Policy().as_config()
     pair = instances(policy, 990, 10)
     assert move_reason(*pair, policy).cause is MoveCause.POLICY

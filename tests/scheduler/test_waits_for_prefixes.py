@@ -219,7 +219,7 @@ def test_a_class_above_normal_does_not_wait() -> None:
     assert places(core.on_request(urgent, 0.0)) == [("r", "i1")]
 
 
-def test_a_decision_of_ones_own_is_not_put_off() -> None:
+def test_a_decision_of_a_custom_class_is_not_put_off() -> None:
     class Last(Policy):
         base = "sterna"
 

@@ -306,7 +306,7 @@ CASES = [
         crowded_trace(seed=28, fraction_high=0.3),
     ),
     Case(
-        "a policy of one's own",
+        "a custom class",
         configuration(Youngest().as_config(), engine=replace(CHUNKED, max_num_batched_tokens=64)),
         crowded_trace(seed=23, fraction_high=0.1),
     ),
@@ -379,7 +379,7 @@ def test_compiled_engines_give_the_same_bits(case: Case) -> None:
 
 
 @pytest.mark.parametrize("is_fast", [False, True])
-def test_each_instance_has_an_object_of_a_class_of_ones_own(is_fast: bool) -> None:
+def test_each_instance_has_an_object_of_a_custom_class(is_fast: bool) -> None:
     """The one that tells what would move next is the one that decides what does."""
     Staying.seen_by.clear()
     config = configuration(Staying().as_config(), is_fast=is_fast)

@@ -144,7 +144,7 @@ class Llumlet:
 
     @property
     def policy(self) -> PolicyConfig:
-        """Its rules, with its own object of a class of one's own."""
+        """Its rules, with its own object of a custom class."""
         return self._config.policy
 
     @property
@@ -535,7 +535,7 @@ class Llumlet:
 
     def _victims_policy(self) -> PolicyConfig:
         """The policy that chooses what moves. What has overstayed moves in the order of the base of
-        a class of one's own: the class may leave requests out, and the end was promised."""
+        a custom class: the class may leave requests out, and the end was promised."""
         policy = self._config.policy
         if self._has_overstayed and policy.own is not None:
             return replace(policy, own=None)

@@ -49,7 +49,7 @@ class DispatchReason(msgspec.Struct, frozen=True, array_like=True):
             draws two; a high-priority request joins others of its priority).
         num_instances: all.
         other: the instance that the rule prefers among the rest; None if there is no other, or a
-            policy of one's own decides.
+            custom policy class decides.
         held_s: time for which the request waited at the scheduler.
         prefix_from: the instance from which a part of the prompt's KV cache was copied before.
     """
@@ -90,7 +90,7 @@ class MoveCause(Enum):
     BALANCE = "balance"
     """It has more load than another one will have with the request."""
     POLICY = "policy"
-    """A policy of one's own has paired it."""
+    """A custom policy class has paired it."""
 
 
 class MoveReason(msgspec.Struct, frozen=True, array_like=True):

@@ -31,14 +31,14 @@ def decide(
     fewer requests, then to the smaller id.
     """
     if isinstance(policy.dispatch, Soonest) and policy.own is None:
-        return _by_own_rule(request, as_table(candidates), policy)
+        return _by_soonest(request, as_table(candidates), policy)
     every = tuple(candidates)
     staying = [each for each in every if not each.load.is_terminating]
     eligible = staying or every
     if not eligible:
         return None
     if policy.own is not None:
-        return Choice(_chosen_by_own(request, eligible, policy.own), eligible)
+        return Choice(_chosen_by_class(request, eligible, policy.own), eligible)
     if policy.dispatch is DispatchRule.FREEST and _has_headroom(request, policy):
         return _for_high_priority(request, eligible, policy)
     if not isinstance(policy.dispatch, DispatchRule):
@@ -65,7 +65,7 @@ def decide(
             assert_never(policy.dispatch)
 
 
-def _by_own_rule(
+def _by_soonest(
     request: NewRequest, candidates: CandidateTable, policy: PolicyConfig
 ) -> Choice | None:
     """Sterna's own rule, without a look at single instances."""
@@ -82,7 +82,7 @@ def _by_own_rule(
     return choose_by_prefix(request, eligible, policy.dispatch)
 
 
-def _chosen_by_own(
+def _chosen_by_class(
     request: NewRequest, eligible: Sequence[Candidate], own: OwnDecisions
 ) -> Candidate:
     chosen = own.dispatch(request, eligible)

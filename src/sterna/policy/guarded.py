@@ -1,4 +1,4 @@
-"""A class of one's own in a server: where it fails, the rules of its base decide. Pure.
+"""A custom policy class in a server: where it fails, the rules of its base decide. Pure.
 
 In a simulation an exception of the class ends the run, so that its author sees it. In a server it
 would end the scheduler or an instance, and the same request most likely their successors too.
@@ -23,7 +23,7 @@ Report = Callable[[str, Exception], None]
 
 
 def guarded(policy: PolicyConfig, report: Report) -> PolicyConfig:
-    """The same policy, whose class of one's own cannot end the process."""
+    """The same policy; a custom class in it cannot end the process."""
     if policy.own is None:
         return policy
     return replace(policy, own=GuardedPolicy(policy.own, replace(policy, own=None), report))

@@ -1,4 +1,4 @@
-"""A policy of one's own: a class whose methods decide in place of the built-in rules. Pure.
+"""Custom policies: classes whose methods decide in place of the built-in rules. Pure.
 
     class Fewest(Policy):
         base = "llumnix"
@@ -167,5 +167,5 @@ def _setting(owner: type[Policy], name: str, value: Any) -> Any:
 
 
 def gives_target_load(policy: PolicyConfig) -> bool:
-    """Whether a class of one's own has target loads among its settings."""
+    """Whether a custom class has target loads among its settings."""
     return isinstance(policy.own, Policy) and "target_load_tokens" in policy.own.settings

@@ -58,9 +58,9 @@ def pair(
     the least loaded one, among those with the same format of KV blocks: elsewhere all of a request
     would be computed again, which none of these moves is worth.
 
-    A class of one's own that defines `pair` makes other pairs; but a terminating instance that has
-    been emptied for too long gets a destination from here where the class names none, since its end
-    was promised.
+    A custom class that defines `pair` makes other pairs; but a terminating instance that has been
+    emptied for too long gets a destination from here where the class names none, since its end was
+    promised.
 
     Args:
         kept_free: an instance whose memory a waiting request will have: only terminating instances
@@ -68,7 +68,7 @@ def pair(
         kv_formats: of the instances; without any, all have the same.
 
     Raises:
-        ConfigurationError: a class of one's own has made pairs that cannot be.
+        ConfigurationError: a custom class has made pairs that cannot be.
     """
     every = as_table(candidates)
     if not every:
@@ -156,7 +156,7 @@ def _place_for(
 def checked_pairs(
     pairs: Mapping[InstanceId, InstanceId], instances: Sequence[Candidate]
 ) -> dict[InstanceId, InstanceId]:
-    """The pairs that a class of one's own has made of these instances.
+    """The pairs that a custom class has made of these instances.
 
     Raises:
         ConfigurationError: an instance is not among them, or its own destination.

@@ -47,7 +47,7 @@ class ScalingState:
         no_start_before_s: waiting requests have no further instance added before this time, unless
             those that were asked for begin to start: the supervisor may be slow.
         num_known: instances when these were asked for, those that started included; without those
-            that were being emptied where a class of one's own decides (`towards`).
+            that were being emptied where a custom class decides (`towards`).
         has_asked_for_more: whether those of `towards` were more than there were, or fewer.
         next_look_at_s: time of the next decision if the average need not last for a period
             (`is_sustained`); None before the first one.
@@ -77,7 +77,7 @@ def average_normal_freeness(candidates: Iterable[Candidate]) -> float | None:
 
 
 def checked_number(wanted: object) -> int | None:
-    """The number of instances that a class of one's own wants; None for the rules of its base.
+    """The number of instances that a custom class wants; None for the rules of its base.
 
     Raises:
         ConfigurationError: it is no integer.

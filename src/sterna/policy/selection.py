@@ -70,7 +70,7 @@ def candidates_to_move(instance: InstanceView, policy: PolicyConfig) -> tuple[Re
 def checked_victims(
     victims: Iterable[RequestView], instance: InstanceView
 ) -> tuple[RequestView, ...]:
-    """The requests that a class of one's own has chosen on this instance.
+    """The requests that a custom class has chosen on this instance.
 
     Raises:
         ConfigurationError: one is not there, or cannot move.

@@ -50,7 +50,7 @@ class Engines(Protocol):
         """Create an engine without requests.
 
         Args:
-            policy: that of its instance, whose class of one's own may have state.
+            policy: that of its instance, whose custom class may have state.
         """
 
     def stop(self, row: int) -> None:

@@ -112,7 +112,7 @@ def test_the_table_gives_the_policy_its_target_loads(tmp_path: Path) -> None:
         ({"target_load": 700}, {"target_load_tokens": {1: 800}}, {1: 700}),
     ],
 )
-def test_a_class_of_ones_own_keeps_its_target_load_unless_the_option_gives_one(
+def test_a_custom_class_keeps_its_target_load_unless_the_option_gives_one(
     target_load: dict[str, int], settings: dict[str, Any], found: dict[int, int]
 ) -> None:
     own = type("Own", (Policy,), {"settings": settings})

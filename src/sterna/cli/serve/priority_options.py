@@ -10,9 +10,9 @@ The files of `--priority-classes` and `--api-keys` are YAML or JSON lists:
     - {name: nightly, key_sha256: 9f86d081..., highest_class: batch}
     - {name: operators, key: sk-..., admin: true}
 
-The target load of high priority comes from its option, else from the settings of a policy class of
-one's own, else from this engine's profile, else from the paper (`engine/profiling/target_load.py`).
-An instance that hosts a high priority is kept below it (Section 4.4.2).
+The target load of high priority comes from its option, else from the settings of a custom policy
+class, else from this engine's profile, else from the paper (`engine/profiling/target_load.py`). An
+instance that hosts a high priority is kept below it (Section 4.4.2).
 """
 
 import hashlib
@@ -229,8 +229,8 @@ def _read_rows(option: str, path: Path, row: type[Row]) -> list[Row]:
 def with_target_load(config: ClusterConfig, args: Namespace, engine: Any) -> ClusterConfig:
     """Return the configuration with the target load of high priority, and log its origin.
 
-    Classes of requests with a target load of their own keep it; and a policy class of one's own
-    keeps those of its settings, unless --target-load is given.
+    Classes of requests with a target load of their own keep it; and a custom policy class keeps
+    those of its settings, unless --target-load is given.
 
     Args:
         engine: vLLM's configuration of an instance.

@@ -148,7 +148,7 @@ def as_json(run: "SimulationRun") -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A mapping that msgspec does not know, or the name of a class of one's own."""
+    """A mapping that msgspec does not know, or the name of a custom class."""
     return dict(value) if isinstance(value, Mapping) else type(value).__name__
 
 
@@ -221,8 +221,8 @@ def _check_start(config: "SimulationConfig") -> None:
 
 
 def _with_target_load(config: "SimulationConfig", args: argparse.Namespace) -> "SimulationConfig":
-    """The target load of high priority that `sterna serve` has on these engines, where no class of
-    one's own gives another."""
+    """The target load of high priority that `sterna serve` has on these engines, where no custom
+    class gives another."""
     from sterna.engine.profiling.target_load import default_tokens, measured_tokens
     from sterna.policy.own import gives_target_load
 
