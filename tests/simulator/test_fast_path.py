@@ -176,7 +176,7 @@ CASES = [
             report=Report.STALE,
             engine=replace(CACHING, max_num_batched_tokens=64),
         ),
-        with_prefixes(crowded_trace(seed=19, max_input=240)),
+        with_prefixes(crowded_trace(seed=18, max_input=240)),
     ),
     Case(
         "balance",

@@ -3,9 +3,12 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sterna.engine.emulated.config import EmulatedEngineConfig
 from sterna.engine.emulated.durations import CopyTime, StepTime, whole_nanoseconds
+from sterna.engine.emulated.profiles import PROFILES, RTX4090_LLAMA_31_8B
 from sterna.errors import ConfigurationError
 from tests.engine.emulated.builders import STEP_TIME, add, chunked, engine, request, step, steps
 
@@ -34,16 +37,77 @@ def test_a_decode_takes_time_for_its_requests_and_their_tokens() -> None:
     assert third.duration_s == pytest.approx(0.032)
 
 
-def test_a_mixed_step_adds_the_chunk_to_the_decode() -> None:
-    """By hand, a chunk of 7 next to a decode of 5 tokens: 0.02 + 0.002 + 0.0025 for the decode,
-    0.007 + 49 x 0.0001 for the chunk. The next 3 attend to the 7 as well: 9 + 2 x 3 x 7 pairs;
-    the least time of a prefill is not for a step that decodes."""
-    core = chunked(max_num_batched_tokens=8)
+def test_a_mixed_step_computes_prompts_while_it_reads_the_weights() -> None:
+    """By hand, where reading takes 0.02 - 0.01 s more than a prefill's start: a chunk of 15 next to
+    a decode of 5 tokens adds 0.015 - 0.01 and 15^2 x 0.0001 to 0.02 + 0.002 + 0.0025. Of the next 5
+    only the pairs show, 5^2 + 2 x 5 x 15."""
+    core = chunked(max_num_batched_tokens=16)
     add(core, request("a", 4))
     step(core)
-    add(core, request("b", 10, arrival_s=1.0))
-    assert step(core).duration_s == pytest.approx(0.0245 + 0.007 + 0.0049)
-    assert step(core).duration_s == pytest.approx(0.025 + 0.003 + 0.0051)
+    add(core, request("b", 20, arrival_s=1.0))
+    assert step(core).duration_s == pytest.approx(0.0245 + 0.005 + 0.0225)
+    assert step(core).duration_s == pytest.approx(0.025 + 0.0175)
+
+
+def test_decodes_leave_prompts_less_of_the_time_in_which_weights_are_read() -> None:
+    """By hand: 0.01 s for products of prompts, but each decode, which makes the step longer by
+    0.0005, has products of 0.001 as well: 8 leave 0.006, and 20 or 30 nothing."""
+    step_time = replace(STEP_TIME, decode_request_s=0.0005)
+    assert step_time.duration_s(16, 0, 8, 0) == pytest.approx(0.02 + 0.004 + 0.01)
+    assert step_time.duration_s(16, 0, 20, 0) == pytest.approx(0.02 + 0.01 + 0.016)
+    assert step_time.duration_s(16, 0, 30, 0) == pytest.approx(0.02 + 0.015 + 0.016)
+
+
+def test_a_mixed_step_is_no_shorter_than_its_prompts_alone() -> None:
+    """Also where these take the least time of a prefill, which is more than the decode's."""
+    assert STEP_TIME.duration_s(1, 1, 1, 1) == STEP_TIME.duration_s(1, 1, 0, 0) == 0.03
+
+
+@pytest.mark.parametrize("step_time", [each.step_time for each in PROFILES.values()], ids=PROFILES)
+def test_a_step_of_one_kind_is_what_was_fitted(step_time: StepTime) -> None:
+    """To the last bit, also of batches so large that products would take longer than the weights:
+    results of the paper's engine, which mixes nothing, depend on it."""
+    start_s, token_s, pair_s, min_s, decode_s, request_s, kv_token_s = step_time.constants
+    for num in (1, 7, 128, 256, 1_024, 4_096, 100_000):
+        prompts_s = token_s * num + pair_s * num**2
+        assert step_time.duration_s(num, num**2, 0, 0) == max(min_s, start_s + prompts_s)
+        batch_s = decode_s + request_s * num + kv_token_s * (37 * num)
+        assert step_time.duration_s(0, 0, num, 37 * num) == batch_s
+
+
+def test_a_decode_in_place_of_a_prompts_token_hardly_changes_the_step() -> None:
+    """By hand, in ms: 2.97 + 256 x 0.0874 + 0.17 = 25.5, measured 25.5; adding the prompt's work to
+    the decode's 17.0 would make it 39.5. The decode has 256 tokens in its cache."""
+    step_time = RTX4090_LLAMA_31_8B.step_time
+    prefill_s = step_time.duration_s(256, 256**2, 0, 0)
+    mixed_s = step_time.duration_s(255, 255**2, 1, 256)
+    assert mixed_s == pytest.approx(prefill_s, rel=0.1)
+
+
+constants = st.floats(0.0, 0.1)
+step_times = st.sampled_from([each.step_time for each in PROFILES.values()]) | st.builds(
+    StepTime,
+    *(constants, constants, constants, st.floats(0.001, 0.1)),
+    *(st.floats(0.001, 0.1), constants, constants),
+)
+
+
+@settings(max_examples=60)
+@given(step_times, *(st.integers(0, 2_000) for _ in range(4)))
+def test_a_step_is_the_longer_the_more_it_computes(
+    step_time: StepTime, num_tokens: int, num_before: int, num_decodes: int, num_context: int
+) -> None:
+    """One token more of the prompt, or one decode more. Sums of numbers that differ by their order
+    alone may differ in the last bits."""
+
+    def duration_s(num_tokens: int, num_decodes: int) -> float:
+        num_pairs = num_tokens * (num_tokens + 2 * num_before)
+        return step_time.duration_s(num_tokens, num_pairs, num_decodes, num_context * num_decodes)
+
+    shorter_s = duration_s(num_tokens, num_decodes) * (1 - 1e-12)
+    if num_tokens + num_decodes > 0:
+        assert duration_s(num_tokens + 1, num_decodes) >= shorter_s
+        assert duration_s(num_tokens, num_decodes + 1) >= shorter_s
 
 
 def test_the_pairs_of_a_prompt_do_not_depend_on_its_chunks() -> None:

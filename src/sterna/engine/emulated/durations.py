@@ -2,8 +2,10 @@
 
 A prompt of n tokens costs time in n (matrix products) and in the pairs of tokens that attend to
 each other, n^2. A decode reads the weights once for the whole batch, costs a little a request,
-and reads the KV cache of all its tokens. A step with both reads the weights once, so that the
-prompt's chunks add their own work alone to the decode.
+and reads the KV cache of all its tokens. In a step with both, matrix products of prompts are
+computed while the weights are read, and make the step longer where they take more time than that
+(the roofline model); attention comes on top. No step with both was measured: its duration follows
+from those of prefills and decodes alone.
 """
 
 from dataclasses import dataclass, fields
@@ -20,7 +22,7 @@ class StepTime:
         prefill_token_s: a token of a prompt.
         prefill_pair_s: a pair of attending tokens: n^2 for a whole prompt, n^2 + 2nc for a chunk
             of n after c tokens.
-        prefill_min_s: minimum of a step that only prefills.
+        prefill_min_s: minimum of a step with tokens of prompts.
         decode_s: of a step that decodes, for any batch.
         decode_request_s: a request in the decoding batch.
         decode_token_s: a token in the KV cache of the decoding batch.
@@ -79,17 +81,28 @@ def step_duration_s(
 ) -> float:
     """Duration of a step in seconds. The compiled kernel uses this function, too.
 
+    A step with prompts and decodes is never shorter than with either alone. Of the products of its
+    prompts, those are hidden for which there is time while the weights are read: `decode_s` less
+    `prefill_s`, and less the products of decoding tokens, as far as `decode_request_s` does not
+    count these already.
+
     Args:
         num_prompt_tokens: tokens of prompts and chunks.
         num_pairs: their pairs of attending tokens.
         num_decodes: requests of which the step computes one token.
         num_context_tokens: tokens of these requests, the computed one included.
     """
-    prompts_s = prefill_token_s * num_prompt_tokens + prefill_pair_s * num_pairs
+    products_s = prefill_token_s * num_prompt_tokens
+    attention_s = prefill_pair_s * num_pairs
+    prefill_alone_s = max(prefill_min_s, prefill_s + (products_s + attention_s))
     if num_decodes == 0:
-        return max(prefill_min_s, prefill_s + prompts_s)
-    batch_s = decode_s + decode_request_s * num_decodes + decode_token_s * num_context_tokens
-    return batch_s + prompts_s
+        return prefill_alone_s
+    decode_alone_s = decode_s + decode_request_s * num_decodes + decode_token_s * num_context_tokens
+    if num_prompt_tokens == 0:
+        return decode_alone_s
+    uncounted_s = max(0.0, prefill_token_s - decode_request_s) * num_decodes
+    hidden_s = max(0.0, decode_s - prefill_s - uncounted_s)
+    return max(prefill_alone_s, decode_alone_s + max(0.0, products_s - hidden_s) + attention_s)
 
 
 def whole_nanoseconds(duration_s: float) -> int:
