@@ -134,6 +134,14 @@ def relative_fit(columns: list[Column], measured: Column) -> tuple[float, ...]:
     return tuple(solution.tolist())
 
 
+@pytest.mark.vllm
+@pytest.mark.parametrize("name", ["rtx4090-llama-3.1-8b", "h100-llama-3.1-8b"])
+def test_engines_of_vllm_1_have_its_watermark(name: str) -> None:
+    from vllm.config import SchedulerConfig
+
+    assert profile(name).engine.watermark == SchedulerConfig.watermark
+
+
 def test_the_a10s_memory_is_the_artifacts() -> None:
     blocks = {int(row["num_gpu_blocks"]) for row in table("kv_capacity_a10_llama7b.csv")}
 

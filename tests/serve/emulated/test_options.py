@@ -8,7 +8,7 @@ import pytest
 
 from sterna.cli.serve.emulated_options import plain_vocabulary
 from sterna.cli.serve.read_options import parse
-from sterna.engine.emulated.profiles import PROFILES, RTX4090_LLAMA_31_8B
+from sterna.engine.emulated.profiles import A10_LLAMA_7B, PROFILES, RTX4090_LLAMA_31_8B
 from sterna.engine.emulated.tokens import Vocabulary
 from sterna.errors import ConfigurationError
 from tests.models import small_model
@@ -85,6 +85,8 @@ def test_a_paced_engine_has_the_steps_the_memory_and_the_limits_of_the_profile()
     assert (args.num_gpu_blocks_override, args.block_size) == (1_451, 32)
     assert args.max_num_batched_tokens == RTX4090_LLAMA_31_8B.engine.max_num_batched_tokens
     assert args.max_num_seqs == RTX4090_LLAMA_31_8B.engine.max_num_seqs
+    assert args.watermark == RTX4090_LLAMA_31_8B.engine.watermark
+    assert paced("--profile", "a10-llama-7b").watermark == A10_LLAMA_7B.engine.watermark == 0.01
 
 
 def test_options_overrule_the_profile_of_a_paced_engine() -> None:
@@ -92,6 +94,7 @@ def test_options_overrule_the_profile_of_a_paced_engine() -> None:
     assert (args.num_gpu_blocks_override, args.block_size, args.max_num_seqs) == (101, 64, 7)
     # What is longer would never be admitted.
     assert args.max_model_len <= 100 * 64
+    assert paced("--profile", "a10-llama-7b", "--watermark", "0").watermark == 0.0
     with pytest.raises(ConfigurationError, match="--max-model-len 8000: an engine holds"):
         paced("--num-gpu-blocks-override", "101", "--block-size", "64", "--max-model-len", "8000")
 
@@ -100,6 +103,13 @@ def test_engines_are_paced_on_cpu_alone(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("sterna.cli.serve.emulated_options.is_cpu_build", lambda: False)
     with pytest.raises(ConfigurationError, match="--engine paced needs vLLM's build for CPUs"):
         paced()
+
+
+def test_an_engine_without_a_profile_has_vllms_watermark() -> None:
+    from vllm.config import SchedulerConfig
+
+    assert parse(["serve"]).watermark == SchedulerConfig.watermark
+    assert parse(["serve", "--watermark", "0.25"]).watermark == 0.25
 
 
 def test_a_profile_without_an_emulated_engine_is_refused() -> None:

@@ -102,11 +102,15 @@ def paced_options(args: Namespace) -> StepTime:
     if args.num_gpu_blocks_override is None:
         # vLLM keeps one block to itself.
         args.num_gpu_blocks_override = num_tokens // args.block_size + 1
-    for option in ("max_num_seqs", "max_num_batched_tokens"):
+    for option in ("max_num_seqs", "max_num_batched_tokens", "watermark"):
         if getattr(args, option) is None:
             setattr(args, option, getattr(chosen.engine, option))
-    num_blocks = args.num_gpu_blocks_override - 1
-    engine = replace(chosen.engine, num_blocks=num_blocks, block_size=args.block_size)
+    engine = replace(
+        chosen.engine,
+        num_blocks=args.num_gpu_blocks_override - 1,
+        block_size=args.block_size,
+        watermark=args.watermark,
+    )
     args.max_model_len = _max_model_len(args.max_model_len, engine, Path(args.model))
     logger.warning(
         "this is an experiment: steps last as long as those of %s, by sleeping for the rest of "

@@ -69,6 +69,9 @@ def parse(
 
     parser, serve_parser = make_serve_parser()
     add_serve_options(serve_parser)
+    # None unless it is given: emulated and paced engines have that of their profile.
+    default_watermark = serve_parser.get_default("watermark")
+    serve_parser.set_defaults(watermark=None)
     if add_more is not None:
         add_more(serve_parser)
     args = parse_serve(parser, serve_parser, list(arguments), SMALL_MODEL_NAME)
@@ -87,6 +90,8 @@ def parse(
             args.step_time = paced_options(args)
     elif "profile" in args:
         raise ConfigurationError("--profile is for --engine emulated and --engine paced")
+    if args.watermark is None:
+        args.watermark = default_watermark
     validate(args)
     return args
 
