@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -135,11 +136,35 @@ def relative_fit(columns: list[Column], measured: Column) -> tuple[float, ...]:
 
 
 @pytest.mark.vllm
-@pytest.mark.parametrize("name", ["rtx4090-llama-3.1-8b", "h100-llama-3.1-8b"])
-def test_engines_of_vllm_1_have_its_watermark(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "memory_gib", "device"),
+    [
+        ("rtx4090-llama-3.1-8b", 24, "NVIDIA GeForce RTX 4090"),
+        ("h100-llama-3.1-8b", 79, "NVIDIA H100 80GB HBM3"),
+    ],
+)
+def test_engines_of_vllm_1_have_the_limits_of_its_server_on_such_a_gpu(
+    name: str, memory_gib: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the watermark, which is the same on all of them."""
     from vllm.config import SchedulerConfig
+    from vllm.engine import arg_utils
+    from vllm.usage.usage_lib import UsageContext
 
-    assert profile(name).engine.watermark == SchedulerConfig.watermark
+    gpu = SimpleNamespace(
+        get_device_total_memory=lambda: memory_gib << 30,
+        get_device_name=lambda: device,
+        is_tpu=lambda: False,
+        is_cpu=lambda: False,
+    )
+    monkeypatch.setattr(arg_utils, "current_platform", gpu)
+    tokens, requests = arg_utils.EngineArgs.get_batch_defaults(world_size=1)
+
+    engine = profile(name).engine
+
+    server = UsageContext.OPENAI_API_SERVER
+    limits = engine.max_num_batched_tokens, engine.max_num_seqs, engine.watermark
+    assert limits == (tokens[server], requests[server], SchedulerConfig.watermark)
 
 
 def test_the_a10s_memory_is_the_artifacts() -> None:
