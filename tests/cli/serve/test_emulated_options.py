@@ -8,10 +8,12 @@ import pytest
 from sterna.cli.serve.emulated_options import changed_engine
 from sterna.engine.emulated.config import Preemption
 from sterna.engine.emulated.profiles import A10_LLAMA_7B, H100_LLAMA_31_8B
+from sterna.errors import ConfigurationError
 
 OPTIONS: dict[str, Any] = {
-    **dict.fromkeys(("block_size", "num_gpu_blocks_override", "max_num_seqs")),
-    **dict.fromkeys(("max_num_batched_tokens", "enable_prefix_caching")),
+    **dict.fromkeys(("block_size", "num_gpu_blocks_override", "enable_prefix_caching")),
+    **dict.fromkeys(("max_num_seqs", "max_num_active_seqs", "watermark")),
+    **dict.fromkeys(("max_num_batched_tokens", "max_num_scheduled_tokens")),
     "scheduling_policy": "fcfs",
 }
 """As they are without any on the command line."""
@@ -42,3 +44,20 @@ def test_an_option_is_stronger_than_the_profile() -> None:
     changed = changed_engine(A10_LLAMA_7B.engine, Namespace(**{**OPTIONS, "max_num_seqs": 7}))
     assert changed.max_num_seqs == 7
     assert changed.num_blocks == A10_LLAMA_7B.engine.num_blocks
+
+
+def test_the_limits_of_the_scheduler_hold_before_those_of_the_model_runner() -> None:
+    given = {"max_num_seqs": 64, "max_num_active_seqs": 32, "watermark": 0.0}
+    tokens = {"max_num_batched_tokens": 4_096, "max_num_scheduled_tokens": 1_024}
+    changed = changed_engine(A10_LLAMA_7B.engine, Namespace(**{**OPTIONS, **given, **tokens}))
+    assert (changed.max_num_seqs, changed.max_num_batched_tokens) == (32, 1_024)
+    assert changed.watermark == 0.0
+
+
+@pytest.mark.parametrize(("num_seqs", "num_slots"), [(None, 256), (8, 8)])
+def test_more_active_requests_than_slots_are_refused_as_by_vllm(
+    num_seqs: int | None, num_slots: int
+) -> None:
+    given = {"max_num_seqs": num_seqs, "max_num_active_seqs": num_slots + 1}
+    with pytest.raises(ConfigurationError, match=f"an engine has {num_slots} batch slots"):
+        changed_engine(A10_LLAMA_7B.engine, Namespace(**{**OPTIONS, **given}))

@@ -45,6 +45,16 @@ def test_vllms_options_change_the_profiles_engine_and_are_kept_from_the_front_en
     assert args.emulated.max_model_len == (40 - 1) * 32
 
 
+def test_options_of_vllms_scheduler_change_the_profiles_engine() -> None:
+    args = options(
+        *("--watermark", "0.25", "--max-num-active-seqs", "5", "--max-num-scheduled-tokens", "300")
+    )
+    engine = args.emulated.engine
+    assert (engine.watermark, engine.max_num_seqs, engine.max_num_batched_tokens) == (0.25, 5, 300)
+    left = (args.watermark, args.max_num_active_seqs, args.max_num_scheduled_tokens)
+    assert left == (0.0, None, None)
+
+
 def test_engines_with_the_rules_of_vllm_1_may_have_a_prefix_cache() -> None:
     new = ("--profile", "rtx4090-llama-3.1-8b")
     assert options(*new, "--enable-prefix-caching").emulated.engine.prefix_caching
@@ -57,6 +67,11 @@ def test_engines_with_the_rules_of_vllm_1_may_have_a_prefix_cache() -> None:
         (["--enable-prefix-caching"], "prefix_caching needs the rules of vLLM 1"),
         (["--enable-lora"], "--enable-lora: an emulated engine has no such thing"),
         (["--tensor-parallel-size", "2"], "--tensor-parallel-size: an emulated engine has no"),
+        (["--long-prefill-token-threshold", "64"], "--long-prefill-token-threshold: an emulated"),
+        (["--no-enable-chunked-prefill"], "--no-enable-chunked-prefill: an emulated engine"),
+        (["--no-scheduler-reserve-full-isl"], "--no-scheduler-reserve-full-isl: an emulated"),
+        (["--max-num-active-seqs", "257"], "--max-num-active-seqs 257: an engine has 256"),
+        (["--watermark", "1"], "watermark must be in [0, 1), not 1.0"),
         (["--profile", "h900-gpt"], "h900-gpt"),
         (["--num-gpu-blocks-override", "1"], "num_blocks must leave a block usable"),
         (

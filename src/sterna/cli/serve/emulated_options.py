@@ -30,11 +30,15 @@ _CHANGES: Mapping[str, str] = MappingProxyType(
         "block_size": "block_size",
         "num_gpu_blocks_override": "num_blocks",
         "max_num_seqs": "max_num_seqs",
+        "max_num_active_seqs": "max_num_seqs",
         "max_num_batched_tokens": "max_num_batched_tokens",
+        "max_num_scheduled_tokens": "max_num_batched_tokens",
         "enable_prefix_caching": "prefix_caching",
+        "watermark": "watermark",
     }
 )
-"""vLLM's options that change the profile's engine, and what they change."""
+"""vLLM's options that change the profile's engine, and what they change. Of two that change the
+same, the latter holds: it is the scheduler's own limit, which the former only sets by default."""
 
 CPU_BLOCK_SIZE = 32
 """Block sizes of vLLM's attention on CPU are multiples of this."""
@@ -74,9 +78,20 @@ def emulated_options(args: Namespace) -> EmulatedOptions:
 
 def changed_engine(engine: EmulatedEngineConfig, args: Namespace) -> EmulatedEngineConfig:
     """Return the profile's engine with what vLLM's options change; with another block size it has
-    the same memory."""
-    given = {field: getattr(args, option) for option, field in _CHANGES.items()}
-    changes: dict[str, Any] = {field: value for field, value in given.items() if value is not None}
+    the same memory.
+
+    Raises:
+        ConfigurationError: there are fewer batch slots than --max-num-active-seqs, or such an
+            engine cannot be.
+    """
+    given = [(field, getattr(args, option)) for option, field in _CHANGES.items()]
+    changes: dict[str, Any] = {field: value for field, value in given if value is not None}
+    num_slots, num_active = args.max_num_seqs or engine.max_num_seqs, args.max_num_active_seqs
+    if num_active is not None and num_active > num_slots:
+        raise ConfigurationError(
+            f"--max-num-active-seqs {num_active}: an engine has {num_slots} batch slots; raise "
+            "--max-num-seqs"
+        )
     if "block_size" in changes:
         num_tokens = engine.num_blocks * engine.block_size
         changes.setdefault("num_blocks", num_tokens // changes["block_size"])
@@ -126,6 +141,9 @@ def _refuse_unsupported(args: Namespace) -> None:
         "--enable-prompt-embeds": args.enable_prompt_embeds,
         "--kv-cache-memory-bytes": args.kv_cache_memory_bytes is not None,
         "--kv-transfer-config": args.kv_transfer_config is not None,
+        "--long-prefill-token-threshold": args.long_prefill_token_threshold != 0,
+        "--no-enable-chunked-prefill": args.enable_chunked_prefill is False,
+        "--no-scheduler-reserve-full-isl": not args.scheduler_reserve_full_isl,
         "--pipeline-parallel-size": args.pipeline_parallel_size != 1,
         "--quantization": args.quantization is not None,
         "--speculative-config": args.speculative_config is not None,
