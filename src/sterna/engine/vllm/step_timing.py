@@ -105,17 +105,17 @@ class ProfiledEngine:
         scheduler = self.scheduler
         num_all_blocks = scheduler.kv_cache_manager.block_pool.num_gpu_blocks
         num_blocks = num_all_blocks - 1
-        limits = scheduler.scheduler_config
         num_watermark_blocks = scheduler.kv_cache_manager.watermark_blocks
-        has_priorities = limits.policy == "priority"
+        has_priorities = scheduler.scheduler_config.policy == "priority"
         return EmulatedEngineConfig(
             # vLLM reserves one block.
             num_blocks=num_blocks,
             block_size=scheduler.groups.memory.block_tokens,
             # The engine rounds down to whole blocks.
             watermark=(num_watermark_blocks + 0.5) / num_blocks if num_watermark_blocks else 0.0,
-            max_num_seqs=limits.max_num_seqs,
-            max_num_batched_tokens=limits.max_num_batched_tokens,
+            # Options may set them below the limits of the same names in vLLM's configuration.
+            max_num_seqs=scheduler.max_num_active_reqs,
+            max_num_batched_tokens=scheduler.max_num_scheduled_tokens,
             step_mode=StepMode.CHUNKED,
             preemption=Preemption.LEAST_URGENT if has_priorities else Preemption.LAST_ADMITTED,
             keeps_block_free=False,
@@ -196,7 +196,7 @@ class ProfiledEngine:
             if is_done:
                 break
         self._settle()
-        limit = self.scheduler.scheduler_config.max_num_batched_tokens
+        limit = self.scheduler.max_num_scheduled_tokens
         return [] if self.core.batch_queue is not None and num_tokens > limit else points
 
     def close(self) -> None:
