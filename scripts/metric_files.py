@@ -101,6 +101,15 @@ ALERTS = (
         "Requests wait. Look for `instance` in the log.",
     ),
     Alert(
+        "SternaFewInstances",
+        'max by (job) (sterna_wanted_instances) > max by (job) (sterna_instances{state="running"})',
+        "15m",
+        "ticket",
+        "Fewer instances take requests than are wanted.",
+        "`sterna instances` shows those that start or wait; the log says `instance not started`, "
+        "or `instance waits for a place`, and why.",
+    ),
+    Alert(
         "SternaRequestsHeld",
         "max by (job) (sterna_held_requests) > 100",
         "5m",
@@ -252,6 +261,14 @@ ROWS: Mapping[str, tuple[Panel, ...]] = {
         ),
         Panel("Running requests by instance", "short", _of_instances("running_requests")),
         Panel("Queuing requests by instance", "short", _of_instances("queuing_requests")),
+        Panel(
+            "Instances",
+            "short",
+            {
+                "wanted": _of_servers("sterna_wanted_instances"),
+                "{{state}}": f"sum by (state) (max by (job, state) ({_shown('sterna_instances')}))",
+            },
+        ),
     ),
     "Memory": (
         Panel(

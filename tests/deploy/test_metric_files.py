@@ -83,7 +83,16 @@ def gone(name: str) -> dict[str, str]:
     return series(name, " ".join(["NaN"] * 60), instance="gone")
 
 
+def present(running: str) -> list[dict[str, str]]:
+    """The numbers of instances that run, beside one that starts."""
+    return [
+        series("sterna_instances", values, state=state)
+        for state, values in (("running", running), ("starting", "1x60"))
+    ]
+
+
 UP = series("up", "1x60")
+WANTED = series("sterna_wanted_instances", "4x60")
 INSTANCE = series("sterna_instance_total_tokens", "1000x60", instance="i0")
 OF_ANOTHER = [
     series("up", "1x60", job="sterna-small"),
@@ -99,6 +108,11 @@ CASES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
     "SternaNoInstance": (
         [UP, gone("sterna_instance_total_tokens"), *OF_ANOTHER],
         [UP, INSTANCE, gone("sterna_instance_total_tokens")],
+    ),
+    "SternaFewInstances": (
+        [WANTED, *present("3x60")],
+        # One died ten minutes ago, and its successor starts.
+        [WANTED, *present("4x20 3x40")],
     ),
     "SternaRequestsHeld": (
         [series("sterna_held_requests", "101x60")],

@@ -71,6 +71,7 @@ def test_everybody_is_told_who_is_there_and_what_a_successor_needs() -> None:
         InstanceMember(I0, "mailbox of i0", kv_format="kv"),
         InstanceMember(I1, "mailbox of i1", True, Cause.OPERATOR.value, 0, "kv", emptied_since=7),
     )
+    assert message.num_wanted == 1
     state = SupervisorState(core.fleet, {0: ()}, {I1: 7}, 1, 1, b"ready", HOSTED)
     assert state_of(message) == state
 
@@ -119,7 +120,7 @@ def test_while_there_is_no_scheduler_the_others_are_told_so() -> None:
 
 def test_the_scheduler_has_instances_started_and_emptied() -> None:
     core = SupervisorCore(serving(I0, I1))
-    assert core.on_message(AddInstances(1), 0.0) == [Start(I2, 0)]
+    assert core.on_message(AddInstances(1), 0.0) == [Announce(), Start(I2, 0)]
     assert core.on_message(TerminateInstance(I0), 1.0) == [Announce()]
     assert core.fleet.members[I0] == Member(
         0, Phase.TERMINATING, cause=Cause.SCALING, has_lowered_wanted=True

@@ -255,6 +255,9 @@ def test_auto_scaling_that_needs_less_than_is_wanted_lowers_nothing() -> None:
         fleet.on_start_failed(instance_id, "no memory", 2.0)
     assert fleet.on_needed(1, 2.5) == []
     assert fleet.wanted == 3
+    # Nothing can start yet, and the front ends show how many are wanted.
+    assert fleet.on_needed(3, 2.5) == [Announce()]
+    assert fleet.wanted == 4
 
 
 def test_the_time_between_two_attempts_grows_up_to_half_a_minute() -> None:
@@ -377,7 +380,7 @@ def test_what_is_not_needed_any_more_and_has_no_place_yet_is_given_up_first() ->
     fleet = serving(2, max_instances=4)
     fleet.on_add(2, 2.0)
     fleet.on_pending(I3, "no node has a GPU")
-    assert fleet.on_terminate(I0, Cause.SCALING, 3.0) == [Announce(), CancelStart(I3)]
+    assert fleet.on_terminate(I0, Cause.SCALING, 3.0) == [Announce(), Announce(), CancelStart(I3)]
     assert phases(fleet) == {I0: Phase.SERVING, I1: Phase.SERVING, I2: Phase.STARTING}
     assert fleet.on_terminate(I0, Cause.SCALING, 4.0) == [Announce()]
     assert phases(fleet)[I0] is Phase.TERMINATING
@@ -419,7 +422,7 @@ def test_a_start_without_a_place_is_given_up_before_the_last_instance_that_serve
     fleet = serving(1, max_instances=4)
     fleet.on_needed(1, 2.0)
     fleet.on_pending(I1, "no node has a GPU")
-    assert fleet.on_terminate(I0, Cause.SCALING, 3.0) == [Announce(), CancelStart(I1)]
+    assert fleet.on_terminate(I0, Cause.SCALING, 3.0) == [Announce(), Announce(), CancelStart(I1)]
     assert phases(fleet) == {I0: Phase.SERVING}
 
 
@@ -428,7 +431,8 @@ def test_where_a_start_is_to_be_tried_again_none_that_serves_ends() -> None:
     fleet = serving(2, max_instances=4)
     fleet.on_add(1, 2.0)
     fleet.on_start_failed(I2, "no memory", 3.0)
-    fleet.on_terminate(I1, Cause.SCALING, 3.5)
+    # The front ends show how many are wanted.
+    assert fleet.on_terminate(I1, Cause.SCALING, 3.5) == [Announce()]
     assert phases(fleet) == {I0: Phase.SERVING, I1: Phase.SERVING}
     assert fleet.next_deadline_s is None
     assert started(fleet.on_time(60.0)) == []

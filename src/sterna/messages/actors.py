@@ -654,6 +654,7 @@ class Membership(msgspec.Struct, frozen=True, tag=True):
         absent: instances that do not serve yet.
         supervisor: its mailbox.
         state: the state for a successor of the supervisor, which alone reads it.
+        num_wanted: the number of instances that should take requests.
     """
 
     version: int
@@ -663,6 +664,7 @@ class Membership(msgspec.Struct, frozen=True, tag=True):
     absent: tuple[Absent, ...] = ()
     supervisor: str | None = None
     state: bytes = b""
+    num_wanted: int = 0
 
 
 WireMessage = (

@@ -267,6 +267,7 @@ class SupervisorCore:
             tuple(self._describe_absent(each) for each in coming),
             own_address,
             state.encode(),
+            self.fleet.wanted,
         )
         addresses = sorted({i.address for i in instances} | {f.address for f in others.frontends})
         if others.scheduler is not None:

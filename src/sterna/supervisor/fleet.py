@@ -184,8 +184,11 @@ class Fleet:
         """Auto-scaling needs this number in addition to those present. `wanted`, which includes
         failed starts that are to be tried again, is not lowered."""
         num_there = len(self.in_phase(Phase.STARTING, Phase.WARM, Phase.SERVING))
-        self.wanted = max(self.wanted, self._at_most(num_there - self.num_warm + num_instances))
-        return self._reconcile(now_s)
+        wanted = max(self.wanted, self._at_most(num_there - self.num_warm + num_instances))
+        # Announced even if nothing can begin yet.
+        announced: list[FleetEffect] = [Announce()] if wanted > self.wanted else []
+        self.wanted = wanted
+        return [*announced, *self._reconcile(now_s)]
 
     def on_add(self, num_instances: int, now_s: float) -> list[FleetEffect]:
         """This number of further instances is wanted, up to the maximum."""
@@ -212,7 +215,7 @@ class Fleet:
         is_one_less_enough = cause is Cause.SCALING and self.wanted > self.min_instances
         if is_one_less_enough and (self._pending() or self._num_there() < self._target()):
             self.wanted -= 1
-            return self._reconcile(now_s)
+            return [Announce(), *self._reconcile(now_s)]
         num_serving = len(self.in_phase(Phase.SERVING))
         if num_serving == 1:
             raise FleetError(

@@ -14,7 +14,14 @@ from prometheus_client.multiprocess import mark_process_dead
 
 from sterna.frontend.metrics.latencies import Latency
 from sterna.frontend.metrics.prometheus import EngineCounts, EngineGrowth, FrontendMetrics
-from sterna.messages.actors import ClusterStats, InstanceStats, MigrationEnd
+from sterna.messages.actors import (
+    Absent,
+    ClusterStats,
+    InstanceMember,
+    InstanceStats,
+    Membership,
+    MigrationEnd,
+)
 from sterna.types import InstanceId, Priority
 
 
@@ -57,6 +64,26 @@ def test_what_has_happened_since_an_instance_started_is_shown():
         "prefix_tokens": 90,
         "prefix_hit_tokens": 64,
     }
+
+
+def test_the_instances_that_are_wanted_are_shown_beside_those_in_each_state():
+    registry = CollectorRegistry()
+    metrics = FrontendMetrics(registry)
+    i0, i1, i2, i3 = (InstanceId(f"i{number}") for number in range(4))
+
+    def shown(membership: Membership) -> list[float | None]:
+        metrics.show_members(membership)
+        states = ("running", "terminating", "starting", "pending", "warm")
+        return [
+            registry.get_sample_value("sterna_wanted_instances"),
+            *(registry.get_sample_value("sterna_instances", {"state": each}) for each in states),
+        ]
+
+    serving = (InstanceMember(i0, ""), InstanceMember(i1, ""), InstanceMember(i2, "", True))
+    absent = (Absent(i3, "pending", "no node has a GPU"),)
+    assert shown(Membership(1, serving, (), None, absent, num_wanted=4)) == [4, 2, 1, 0, 1, 0]
+    absent = (Absent(i3, "starting"), Absent(InstanceId("i4"), "warm"))
+    assert shown(Membership(2, serving[:2], (), None, absent, num_wanted=3)) == [3, 2, 0, 1, 0, 1]
 
 
 def test_what_the_scheduler_holds_is_shown_and_waits():

@@ -604,6 +604,35 @@ def test_a_stream_that_is_taken_over_counts_as_one_request(
     run(test)
 
 
+def test_the_instances_of_the_newest_membership_are_counted(
+    run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that are wanted too, of which one may never start."""
+    registry = CollectorRegistry()
+    monkeypatch.setattr(router_module, "FrontendMetrics", partial(FrontendMetrics, registry))
+
+    async def test(world: World) -> None:
+        def announce(num_wanted: int) -> None:
+            before = world.router.peers.membership
+            world.router.on_membership(
+                structs.replace(before, version=before.version + 1, num_wanted=num_wanted)
+            )
+
+        def shown() -> list[float | None]:
+            running = registry.get_sample_value("sterna_instances", {"state": "running"})
+            return [registry.get_sample_value("sterna_wanted_instances"), running]
+
+        # The metrics are made with the first report of the scheduler.
+        announce(4)
+        world.cluster.scheduler.send(ClusterStats(()))
+        await world.client.receive()
+        assert shown() == [4, 2]
+        announce(3)
+        assert shown() == [3, 2]
+
+    run(test)
+
+
 def test_one_front_end_counts_for_all(run: Callable[..., None]) -> None:
     """The counters of all front ends are added up."""
 

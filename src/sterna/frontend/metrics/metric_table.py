@@ -97,6 +97,23 @@ INSTANCES = (
     ),
 )
 
+INSTANCE_STATES = ("running", "terminating", "starting", "pending", "warm")
+"""Values of the label `state`, as in `sterna instances`."""
+
+WANTED = Metric(
+    "sterna_wanted_instances",
+    Kind.GAUGE,
+    "Instances that should take requests; those of the warm pool come on top.",
+)
+
+PRESENT = Metric(
+    "sterna_instances",
+    Kind.GAUGE,
+    "Instances that take requests (`running`), are being emptied (`terminating`), start "
+    "(`starting`), wait for a place to start on (`pending`), or are up in the warm pool (`warm`).",
+    ("state",),
+)
+
 HELD = Metric(
     "sterna_held_requests",
     Kind.GAUGE,
@@ -210,7 +227,7 @@ LATENCIES = (
 
 METRICS = (
     *INSTANCES,
-    *(HELD, FRAGMENTATION, RUNNING, USAGE, REQUESTS, SENT_AGAIN, SCALING),
+    *(WANTED, PRESENT, HELD, FRAGMENTATION, RUNNING, USAGE, REQUESTS, SENT_AGAIN, SCALING),
     *(MIGRATIONS, DOWNTIME, STAGES, *LATENCIES),
 )
 """All of them, in the order of the reference page."""

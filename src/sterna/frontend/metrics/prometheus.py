@@ -16,18 +16,21 @@ from sterna.frontend.metrics.metric_table import (
     DOWNTIME,
     FRAGMENTATION,
     HELD,
+    INSTANCE_STATES,
     INSTANCES,
     LATENCIES,
     MIGRATIONS,
+    PRESENT,
     REQUESTS,
     RUNNING,
     SCALING,
     SENT_AGAIN,
     STAGES,
     USAGE,
+    WANTED,
     Metric,
 )
-from sterna.messages.actors import ClusterStats, InstanceStats, MigrationEnd
+from sterna.messages.actors import ClusterStats, InstanceStats, Membership, MigrationEnd
 from sterna.metrics.summary import fragmentation_proportion
 from sterna.types import NORMAL, InstanceId, Priority
 
@@ -40,7 +43,7 @@ _Series = tuple[str, str]
 
 
 class FrontendMetrics:
-    """Metrics of requests by class, and of the last `ClusterStats`.
+    """Metrics of requests by class, and of the last `ClusterStats` and `Membership`.
 
     The gauges of instances that have gone disappear, and so do those that are not finite, as the
     freeness of one that is emptied; among many instances they are NaN until there are some more
@@ -58,6 +61,7 @@ class FrontendMetrics:
         self._held, self._fragmentation, self._running, self._usage = (
             _gauge(each, registry) for each in (HELD, FRAGMENTATION, RUNNING, USAGE)
         )
+        self._wanted, self._present = (_gauge(each, registry) for each in (WANTED, PRESENT))
         self._requests, self._sent_again, self._scaling, self._migrations = (
             Counter(each.name.removesuffix("_total"), each.text, each.labels, registry=registry)
             for each in (REQUESTS, SENT_AGAIN, SCALING, MIGRATIONS)
@@ -121,6 +125,15 @@ class FrontendMetrics:
         self._shown = set(values)
         for (name, instance_id), value in values.items():
             self._gauges[name].labels(instance_id).set(value)
+
+    def show_members(self, membership: Membership) -> None:
+        """Set the number of instances that are wanted, and of those in each state."""
+        self._wanted.set(membership.num_wanted)
+        states = Counted(each.state for each in membership.absent)
+        for each in membership.instances:
+            states["terminating" if each.is_terminating else "running"] += 1
+        for state in INSTANCE_STATES:
+            self._present.labels(state).set(states[state])
 
     def _hide(self, gone: Set[_Series], num_living: int) -> None:
         """Take these gauges of instances away."""

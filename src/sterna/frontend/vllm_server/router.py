@@ -399,6 +399,7 @@ class Router:
             # A process can register its metrics only once, and may have had another router.
             names = [each.name for each in self._classes.classes]
             self._metrics = FrontendMetrics(class_names=names)
+            self._metrics.show_members(self.peers.membership)
         return self._metrics
 
     def _show(self, stats: ClusterStats) -> None:
@@ -423,6 +424,8 @@ class Router:
             return
         self._utilities.on_instances(self.peers.instances)
         self._engine_counts.keep_only(self.peers.instances)
+        if self._metrics is not None:
+            self._metrics.show_members(membership)
         self.operators.on_membership(membership)
         self._carry_out(self._core.on_message(membership, (), _now_s()))
         if self.streams is not None:
