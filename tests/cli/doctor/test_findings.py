@@ -8,7 +8,7 @@ import pytest
 
 from sterna.cli.doctor import doctor_report
 from sterna.cli.doctor.doctor_report import report
-from sterna.cli.doctor.findings import Finding, Level, Wanted, findings
+from sterna.cli.doctor.findings import GPU_MEMORY_SHARE, Finding, Level, Wanted, findings
 from sterna.cli.doctor.machine import Gpu, Machine, Model
 from sterna.cli.main import main
 
@@ -22,6 +22,7 @@ CPU = Machine(
     gpus=None,
     compilers=("cc", "gcc", "c++", "g++"),
     available_bytes=64 << 30,
+    kv_cache_bytes=None,
     shared_bytes=4 << 30,
     max_files=1_048_576,
     port_error=None,
@@ -118,6 +119,40 @@ def test_gpus_are_counted_for_all_ranks() -> None:
 
 
 @pytest.mark.parametrize(
+    ("weight_gib", "gpus_per_instance", "fits"),
+    [(73, 1, True), (74, 1, False), (140, 1, False), (140, 2, True), (148, 2, False)],
+)
+def test_the_weights_of_an_instance_must_fit_its_gpus(
+    weight_gib: int, gpus_per_instance: int, fits: bool
+) -> None:
+    """By hand: of 80 GiB vLLM uses 73.6."""
+    model = replace(ITS_MODEL, weight_bytes=weight_gib << 30)
+    wanted = replace(SMALL, model=model, gpus_per_instance=gpus_per_instance)
+    assert levels(CUDA, wanted) == ({} if fits else {"gpu memory": Level.ERROR})
+
+
+def test_of_different_gpus_the_smallest_decides_whether_the_weights_fit() -> None:
+    wanted = replace(SMALL, model=replace(ITS_MODEL, weight_bytes=40 << 30), gpus_per_instance=2)
+    machine = replace(CUDA, gpus=(Gpu("a GPU", 80 << 30),) * 3 + (Gpu("another", 16 << 30),))
+    (found,) = [each for each in findings(machine, wanted) if each.level is not Level.OK]
+    assert found.fact == ("40.0 GiB of weights, and vLLM uses 29.4 of the 2 GPUs of an instance")
+    assert "--tensor-parallel-size" in found.advice
+
+
+def test_gpus_of_unknown_memory_and_unused_ones_are_not_judged() -> None:
+    wanted = replace(SMALL, model=replace(ITS_MODEL, weight_bytes=20 << 30))
+    assert levels(replace(CUDA, gpus=(Gpu("a GPU", 0),) * 2), wanted) == {}
+    small = (Gpu("a GPU", 16 << 30),) * 2
+    assert levels(replace(CPU, gpus=small), wanted) == {"gpu": Level.WARNING}
+
+
+@pytest.mark.vllm
+def test_the_share_of_a_gpus_memory_is_vllms_default() -> None:
+    arguments = pytest.importorskip("vllm.engine.arg_utils")
+    assert arguments.EngineArgs.gpu_memory_utilization == GPU_MEMORY_SHARE
+
+
+@pytest.mark.parametrize(
     ("options", "status"),
     [
         ((), 0),
@@ -166,6 +201,17 @@ def test_memory_is_that_of_the_small_models_weights_and_kv_caches(
 def test_memory_is_that_of_a_downloaded_models_weights() -> None:
     named = Model("org/model", is_folder=False, has_config=False, weight_bytes=31 << 30)
     assert levels(CPU, replace(SMALL, model=named)) == {"memory": Level.ERROR}
+
+
+def test_memory_is_that_of_the_kv_cache_that_the_user_has_set() -> None:
+    """By hand, in GiB: two instances take 16 of weights, 14 of a KV cache and 1.2 each."""
+    wanted = replace(SMALL, model=ITS_MODEL)
+    assert levels(replace(CPU, kv_cache_bytes=14 << 30), wanted) == {}
+    large = replace(CPU, kv_cache_bytes=15 << 30)
+    assert levels(large, wanted) == {"memory": Level.ERROR}
+    assert "VLLM_CPU_KVCACHE_SPACE" in advice(large, "memory", wanted)
+    # vLLM takes it for the small model, too.
+    assert levels(replace(CPU, kv_cache_bytes=31 << 30)) == {"memory": Level.ERROR}
 
 
 def test_a_folder_without_a_configuration_is_no_model() -> None:

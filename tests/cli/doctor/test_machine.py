@@ -100,6 +100,17 @@ def test_memory_is_at_most_that_of_the_container(
     assert look_at_machine("127.0.0.1", 0).available_bytes > 1000
 
 
+@pytest.mark.parametrize(("named", "kv_cache_bytes"), [(None, None), ("", None), ("3", 3 << 30)])
+def test_the_kv_cache_is_the_one_that_the_user_has_set(
+    monkeypatch: pytest.MonkeyPatch, named: str | None, kv_cache_bytes: int | None
+) -> None:
+    if named is None:
+        monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
+    else:
+        monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", named)
+    assert look_at_machine("127.0.0.1", 0).kv_cache_bytes == kv_cache_bytes
+
+
 def test_a_cache_folder_that_cannot_be_made_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,9 @@ Containers have 64 MB by default."""
 SMALL_MODEL_BYTES = 500 << 20
 """Space in the cache that the small model needs while it is prepared."""
 
+GPU_MEMORY_SHARE = 0.92
+"""vLLM's default for the share of a GPU's memory that it may use (`--gpu-memory-utilization`)."""
+
 BFLOAT16_FLAGS = frozenset({"avx512_bf16", "amx_bf16"})
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -77,6 +80,7 @@ def findings(machine: Machine, wanted: Wanted) -> list[Finding]:
         *_vllm(machine),
         *_companions(machine),
         *_gpus(machine, wanted),
+        *_gpu_memory(machine, wanted),
         *_processor(machine),
         *_compiler(machine),
         *_model(machine, wanted),
@@ -181,6 +185,23 @@ def _gpus(machine: Machine, wanted: Wanted) -> Iterator[Finding]:
         yield Finding(Level.OK, "gpu", f"{len(gpus)}: {names}")
 
 
+def _gpu_memory(machine: Machine, wanted: Wanted) -> Iterator[Finding]:
+    sizes = [gpu.memory_bytes for gpu in machine.gpus or () if gpu.memory_bytes]
+    if is_cpu_engine(machine) or not sizes or wanted.model is None:
+        return
+    # Ranks share the weights equally, so that the smallest GPU decides.
+    usable = wanted.gpus_per_instance * min(sizes) * GPU_MEMORY_SHARE
+    if wanted.model.weight_bytes > usable:
+        yield Finding(
+            Level.ERROR,
+            "gpu memory",
+            f"{wanted.model.weight_bytes / GIB:.1f} GiB of weights, and vLLM uses "
+            f"{usable / GIB:.1f} of the {wanted.gpus_per_instance} GPUs of an instance",
+            "give an instance more GPUs (--tensor-parallel-size, here --gpus-per-instance), or "
+            "serve a smaller or a quantized model",
+        )
+
+
 def _processor(machine: Machine) -> Iterator[Finding]:
     if not is_cpu_engine(machine):
         return
@@ -275,15 +296,20 @@ def _memory(machine: Machine, wanted: Wanted) -> Iterator[Finding]:
         yield Finding(Level.OK, "memory", available)
         return
     if wanted.model is not None:
-        model_bytes = wanted.model.weight_bytes + MIN_KV_CACHE_BYTES
+        weights, kv_cache = wanted.model.weight_bytes, MIN_KV_CACHE_BYTES
     else:
         # Where 16 bits are computed in software, `sterna serve` takes 32 for it.
         num_halves = 2 if _lacks_avx512(machine) else 1
-        model_bytes = num_halves * (SMALL_MODEL_WEIGHT_BYTES + SMALL_MODEL_KV_CACHE_BYTES)
-    needed = (model_bytes + INSTANCE_OVERHEAD_BYTES) * wanted.num_instances
+        weights = num_halves * SMALL_MODEL_WEIGHT_BYTES
+        kv_cache = num_halves * SMALL_MODEL_KV_CACHE_BYTES
+    advice = "lower --instances, or free some memory"
+    if machine.kv_cache_bytes is not None:
+        kv_cache = machine.kv_cache_bytes
+        advice = "lower --instances or VLLM_CPU_KVCACHE_SPACE, or free some memory"
+    needed = (weights + kv_cache + INSTANCE_OVERHEAD_BYTES) * wanted.num_instances
     fact = f"{available}, and {wanted.num_instances} instances need {needed / GIB:.1f}"
     if needed > machine.available_bytes:
-        yield Finding(Level.ERROR, "memory", fact, "lower --instances, or free some memory")
+        yield Finding(Level.ERROR, "memory", fact, advice)
     else:
         yield Finding(Level.OK, "memory", fact)
 

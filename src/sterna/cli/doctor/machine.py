@@ -64,6 +64,7 @@ class Machine:
         gpus: None where the driver's tool is not installed or fails.
         compilers: the C and C++ compilers on the path.
         available_bytes: main memory that is free, within the container's limit.
+        kv_cache_bytes: that of an instance on CPU, where VLLM_CPU_KVCACHE_SPACE sets it; else None.
         shared_bytes: free space of the file system in memory; None without one.
         max_files: hard limit of open files; None without a limit.
         port_error: the reason for which nothing can listen at the port; None if something can.
@@ -82,6 +83,7 @@ class Machine:
     gpus: tuple[Gpu, ...] | None
     compilers: tuple[str, ...]
     available_bytes: int
+    kv_cache_bytes: int | None
     shared_bytes: int | None
     max_files: int | None
     port_error: str | None
@@ -110,6 +112,7 @@ def look_at_machine(host: str, port: int) -> Machine:
         gpus=_gpus(),
         compilers=tuple(name for name in ("cc", "gcc", "c++", "g++") if shutil.which(name)),
         available_bytes=available_memory_bytes(),
+        kv_cache_bytes=_kv_cache_bytes(os.environ.get("VLLM_CPU_KVCACHE_SPACE", "")),
         shared_bytes=shutil.disk_usage(MEMORY).free if os.path.isdir(MEMORY) else None,
         max_files=None if hard == resource.RLIM_INFINITY else hard,
         port_error=listen_error(host, port),
@@ -151,6 +154,10 @@ def _cpu_flags() -> frozenset[str]:
         return frozenset()
     flags = next((line.partition(":")[2] for line in lines if line.startswith("flags")), "")
     return frozenset(flags.split())
+
+
+def _kv_cache_bytes(gibibytes: str) -> int | None:
+    return int(gibibytes) << 30 if gibibytes.isdecimal() else None
 
 
 def _gpus() -> tuple[Gpu, ...] | None:
