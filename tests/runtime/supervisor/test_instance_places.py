@@ -12,9 +12,11 @@ import ray
 
 from sterna.config import ClusterConfig, FrontendConfig, LlumletConfig, TransportConfig
 from sterna.engine.interface import EngineFacts
+from sterna.engine.vllm.guard import installed_versions
 from sterna.errors import InstanceStartError
 from sterna.messages.actors import Membership
 from sterna.policy.presets import STERNA
+from sterna.runtime.actors.actor_classes import EQUAL_PACKAGES
 from sterna.runtime.actors.member_status import MemberStatus
 from sterna.runtime.actors.packed_args import PackedArgs
 from sterna.runtime.supervisor import instance_actors, placement, services, shell, watch
@@ -104,11 +106,17 @@ class Handle:
 
     Args:
         is_sound: whether it comes up.
+        versions: what its node has; None: what the server has.
     """
 
-    def __init__(self, *, is_sound: bool) -> None:
+    def __init__(self, *, is_sound: bool, versions: dict[str, str] | None = None) -> None:
         self._is_sound = is_sound
+        self._its_versions = versions or installed_versions(*EQUAL_PACKAGES)
         self.start, self.process = Method(self._start), Method(self._process)
+        self.versions = Method(self._versions)
+
+    async def _versions(self) -> tuple[str, dict[str, str]]:
+        return "10.0.0.2", self._its_versions
 
     async def _start(self, *_: object) -> tuple[str, EngineFacts]:
         if not self._is_sound:
@@ -215,6 +223,29 @@ def test_nothing_is_left_of_an_instance_whose_start_has_failed_while_rays_gcs_wa
         assert groups.there == {}
 
     assert run(scenario).num_attempts == 3
+
+
+@pytest.mark.parametrize("package", EQUAL_PACKAGES)
+def test_no_instance_starts_on_a_node_with_other_versions(
+    package: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its options are not the reason, so that the start is tried again: the node may be mended."""
+    own = installed_versions(*EQUAL_PACKAGES)
+    theirs = {**own, package: "0.0.1"}
+
+    async def scenario(groups: Groups, tasks: Tasks) -> None:
+        hosted = instances(Handle(is_sound=True, versions=theirs), tasks, monkeypatch)
+        with pytest.raises(InstanceStartError) as raised:
+            await hosted.start(I0, (), ignore)
+        assert not raised.value.is_of_options
+        reason = str(raised.value)
+        assert reason.startswith(f"instance i0: node 10.0.0.2 has sterna {theirs['sterna']}")
+        assert f"{package} 0.0.1" in reason.partition(", and the server ")[0]
+        assert f"sterna {own['sterna']}" in reason.partition(", and the server ")[2]
+        assert groups.there == {}
+        assert hosted.hosted() == {}
+
+    run(scenario)
 
 
 def test_the_place_that_a_start_waited_for_comes_back_when_it_is_called_off(

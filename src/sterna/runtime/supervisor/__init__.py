@@ -4,6 +4,6 @@
 their deaths and hangs, `recovery` finds what a predecessor left.
 
 Offers: instance_actors, ray_errors, shell.
-Imports: config, engine, engine.emulated, errors, messages, messaging, own_log, runtime.actors,
-    runtime.fork_server, runtime.processes, supervisor, types.
+Imports: config, engine, engine.emulated, engine.vllm, errors, messages, messaging, own_log,
+    runtime.actors, runtime.fork_server, runtime.processes, supervisor, types.
 """

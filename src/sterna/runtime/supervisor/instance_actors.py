@@ -12,8 +12,9 @@ import ray
 from sterna.config import ClusterConfig
 from sterna.engine.emulated.emulated_engine import EmulatedOptions
 from sterna.engine.interface import EngineFacts
+from sterna.engine.vllm.guard import installed_versions
 from sterna.errors import InstanceStartError
-from sterna.runtime.actors.actor_classes import InstanceActor, InstanceSpec
+from sterna.runtime.actors.actor_classes import EQUAL_PACKAGES, InstanceActor, InstanceSpec
 from sterna.runtime.actors.addresses import is_gcs_up, own_node
 from sterna.runtime.actors.member_status import MemberStatus
 from sterna.runtime.fork_server.launcher import forked_runtime_env
@@ -85,6 +86,7 @@ class InstanceActors:
         self._environment = environment
         self._watch = watch
         self._tasks = tasks
+        self._versions = installed_versions(*EQUAL_PACKAGES)
         self._hosted: dict[InstanceId, _HostedActor] = {}
 
     def hosted(self) -> dict[InstanceId, HostedInstance]:
@@ -138,21 +140,41 @@ class InstanceActors:
                 **place.options(), runtime_env=runtime_env, **surviving_as(name)
             ).remote(name)
             process = await process_of(instance_id, actor, START_TIMEOUT_S)
-            start = actor.start.remote(self._spec(instance_id, options))
+            start = self._begin(actor, self._spec(instance_id, options))
             # No timeout: a model may take any time to load.
             address, facts = await self._watch.until_started(instance_id, process, start)
-        except (ray.exceptions.RayError, NotStartedError) as error:
+        except (ray.exceptions.RayError, NotStartedError, InstanceStartError) as error:
             if actor is not None:
                 await kill(actor)
             await place.give_back()
             if isinstance(error, NotStartedError):
                 raise InstanceStartError(f"instance {error}") from error
+            # Ray's error of a call that raised an InstanceStartError is one of these, too.
+            if not isinstance(error, ray.exceptions.RayError):
+                raise
             has_cause = isinstance(error, ray.exceptions.RayTaskError)
             reason = f": {error.cause}" if has_cause else " died while starting"
             raise InstanceStartError(f"instance {instance_id}{reason}") from error
         kv_format = _short(facts.kv_format)
         self._hosted[instance_id] = _HostedActor(actor, address, kv_format, place, process)
         return facts
+
+    async def _begin(self, actor: Any, spec: InstanceSpec) -> tuple[str, EngineFacts]:
+        """Start the instance of an actor, as `_InstanceActor.start`.
+
+        Raises:
+            InstanceStartError: its node has other versions than the server.
+        """
+        # Asked first: another version of Sterna may not be able to read the specification.
+        node, versions = await actor.versions.remote()
+        if versions != self._versions:
+            raise InstanceStartError(
+                f"instance {spec.instance_id}: node {node} has {_spelt(versions)}, and the server "
+                f"{_spelt(self._versions)}: install the server's versions there",
+                is_of_options=False,
+            )
+        started: tuple[str, EngineFacts] = await actor.start.remote(spec)
+        return started
 
     def _spec(self, instance_id: InstanceId, options: tuple[str, ...]) -> InstanceSpec:
         config = self._config
@@ -232,6 +254,10 @@ class InstanceActors:
         """End all engines in good order; their processes end with Ray."""
         actors = [hosted.actor for hosted in self._hosted.values()]
         await settle(*(actor.close.remote() for actor in actors if actor is not None))
+
+
+def _spelt(versions: dict[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 async def _clear_away(hosted: _HostedActor) -> None:
