@@ -119,6 +119,7 @@ ROOT_MODULES: dict[str, set[str]] = {
         "sterna.own_log",
         "sterna.policy",
     },
+    "sterna.priority_files": {"sterna.errors", "sterna.priority_classes", "sterna.types"},
     "sterna.folders": set(),
     "sterna.own_log": set(),
 }

@@ -73,18 +73,18 @@ async def events_of(answer: httpx.Response) -> AsyncIterator[dict[str, Any]]:
             yield json.loads(data)
 
 
-def options_of_vllm(port: int) -> Namespace:
+def options_of_vllm(port: int, *more: str) -> Namespace:
     from sterna.cli.serve.read_options import parse
     from tests.models import small_model
 
     model = str(small_model())
     options = ["--served-model-name", "small", "--port", str(port), "--api-key", API_KEY]
-    return parse(["serve", model, *options, "--max-model-len", "2048"])
+    return parse(["serve", model, *options, "--max-model-len", "2048", *more])
 
 
-async def _serve(config: FrontendConfig) -> Served:
+async def _serve(config: FrontendConfig, *options: str) -> Served:
     port = free_port()
-    args = options_of_vllm(port)
+    args = options_of_vllm(port, *options)
     mailbox = Mailbox("127.0.0.1")
     cluster = ScriptedCluster(mailbox.address)
     cluster.announce(cluster.i0, cluster.i1)
@@ -98,10 +98,16 @@ Scenario = Callable[[Served], Coroutine[Any, Any, None]]
 
 
 @contextmanager
-def one_server(config: FrontendConfig = CONFIG) -> Iterator[Callable[[Scenario], None]]:
-    """Yield what plays scenarios, one after the other, each of which begins with two instances."""
+def one_server(
+    config: FrontendConfig = CONFIG, *options: str
+) -> Iterator[Callable[[Scenario], None]]:
+    """Yield what plays scenarios, one after the other, each of which begins with two instances.
+
+    Args:
+        options: further ones of `sterna serve`.
+    """
     loop = asyncio.new_event_loop()
-    served = loop.run_until_complete(_serve(config))
+    served = loop.run_until_complete(_serve(config, *options))
 
     async def played(scenario: Scenario) -> None:
         cluster = served.cluster

@@ -1,7 +1,6 @@
-"""The files of --priority-classes and --api-keys, and what they change."""
+"""What the files of --priority-classes and --api-keys change."""
 
 import argparse
-import json
 from argparse import Namespace
 from dataclasses import replace
 from hashlib import sha256
@@ -12,8 +11,6 @@ from typing import Any
 import pytest
 
 from sterna.cli.serve.priority_options import (
-    read_api_keys,
-    read_classes,
     settle_classes,
     with_classes,
     with_target_load,
@@ -23,10 +20,10 @@ from sterna.cli.simulate.simulate_options import add_simulate_options
 from sterna.config import ClusterConfig, FrontendConfig, LlumletConfig, TransportConfig
 from sterna.engine.emulated.profiles import A10_LLAMA_7B, PROFILES, profile
 from sterna.engine.profiling.profile_file import document, write
-from sterna.errors import ConfigurationError
 from sterna.policy.own import Policy
 from sterna.policy.presets import preset
-from sterna.priority_classes import DEFAULT_CLASSES, ApiKey, PriorityClasses
+from sterna.priority_classes import DEFAULT_CLASSES
+from sterna.priority_files import KeyFile, read_classes
 from tests.engine.profiling.test_profile_file import MEASUREMENT
 
 CLASSES = """
@@ -50,49 +47,6 @@ def options(**changes: Any) -> Namespace:
         "api_key": None,
     }
     return Namespace(**{**defaults, **changes})
-
-
-def test_classes_are_read_from_yaml_and_from_json(tmp_path: Path) -> None:
-    classes = read_classes(written(tmp_path, CLASSES))
-    assert [
-        (each.name, each.scheduling_priority, each.execution_priority, each.target_load_tokens)
-        for each in classes.classes
-    ] == [
-        ("gold", 2, 2, 900),
-        ("quick", 1, 0, None),
-        ("normal", 0, 0, None),
-        ("batch", -1, -1, None),
-    ]
-    rows = [{"name": "normal", "rank": 0}, {"name": "high", "rank": 1, "target_load": None}]
-    assert read_classes(written(tmp_path, json.dumps(rows))).highest.name == "high"
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("- {name: normal, rank: 0}\n- {name: a, rank: 0}", "have the same rank, 0"),
-        ("- {name: normal, rank: 0, load: 5}", "unknown field `load`"),
-        ("- {name: normal, rank: low}", "Expected `int`, got `str`"),
-        ("- {name: normal}", "missing required field `rank`"),
-        ("normal: 0", "Expected `array`"),
-        ("- {name: normal", "is neither YAML nor JSON (line 1)"),
-        ("", "Expected `array`, got `null`"),
-    ],
-)
-def test_a_file_of_classes_that_cannot_work_is_refused_in_one_line(
-    tmp_path: Path, text: str, message: str
-) -> None:
-    path = written(tmp_path, text)
-    with pytest.raises(ConfigurationError) as refused:
-        read_classes(path)
-    assert str(refused.value).startswith(f"--priority-classes {path}")
-    assert message in str(refused.value)
-    assert "\n" not in str(refused.value)
-
-
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="cannot be read: No such file or directory"):
-        read_classes(tmp_path / "nothing.yaml")
 
 
 def test_the_table_gives_the_policy_its_target_loads(tmp_path: Path) -> None:
@@ -197,47 +151,16 @@ def test_vllm_schedules_by_priority_where_the_policy_has_priorities(
     assert with_classes(preset(policy), args.classes).has_priorities is are_honoured
 
 
-def keys_of(folder: Path, text: str, classes: PriorityClasses = DEFAULT_CLASSES) -> list[ApiKey]:
-    return read_api_keys(written(folder, text), classes)
-
-
-def test_keys_are_read_with_their_highest_classes(tmp_path: Path) -> None:
-    digest = sha256(b"tern").digest()
-    text = f"""
-    - {{name: shop, key: sk-shop, highest_class: normal}}
-    - {{name: ops, key_sha256: {digest.hex()}, admin: true}}
-    """
-    assert keys_of(tmp_path, text) == [
-        ApiKey("shop", sha256(b"sk-shop").digest(), DEFAULT_CLASSES.normal),
-        ApiKey("ops", digest, None, is_admin=True),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("[]", "the file has no key, so no client could be admitted"),
-        ("- {name: a}", "a: give either key or key_sha256"),
-        ("- {name: a, key: ''}", "a: give either key or key_sha256"),
-        ("- {name: a, key: s3cret, key_sha256: s3cret}", "a: give either key or key_sha256"),
-        ("- {name: a, key_sha256: s3cret}", "a: key_sha256 must be 64 hexadecimal digits"),
-        ("- {name: a, key_sha256: abcd}", "a: key_sha256 must be 64 hexadecimal digits"),
-        ("- {name: a, key: s3cret, highest_class: gold}", "there is no priority class gold"),
-        ("- {name: a, key: s3cret}\n- {name: b, key: s3cret}", "a and b have the same key"),
-        ("- {name: a, key: s3cret}\n- {name: a, key: k}", "there are two keys named a"),
-        ("- {name: a, key: s3cret, class: high}", "unknown field `class`"),
-        ("- {name: a, key: s3cret", "is neither YAML nor JSON (line 1)"),
-        ("- {name: a, key: 5}", "Expected `str | null`, got `int`"),
-    ],
-)
-def test_a_file_of_keys_that_cannot_work_is_refused_and_no_key_is_shown(
-    tmp_path: Path, text: str, message: str
+def test_front_ends_find_the_file_of_keys_wherever_they_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        keys_of(tmp_path, text)
-    assert message in str(refused.value)
-    assert "s3cret" not in str(refused.value)
-    assert "\n" not in str(refused.value)
+    """A link stays one, since Kubernetes has it lead to another file when a Secret changes."""
+    written(tmp_path, "- {name: shop, key: sk-shop}")
+    (tmp_path / "keys.yaml").symlink_to("file.yaml")
+    monkeypatch.chdir(tmp_path)
+    args = options(api_keys="keys.yaml")
+    settle_classes(args)
+    assert args.api_key_file.path == tmp_path / "keys.yaml"
 
 
 def test_keys_of_the_option_and_of_the_file_are_in_one_table(
@@ -251,7 +174,9 @@ def test_keys_of_the_option_and_of_the_file_are_in_one_table(
         ("--api-key", True),
         ("shop", False),
     ]
+    assert args.api_key_file == KeyFile(path, args.classes, args.api_key_table[:1])
     args = options()
     settle_classes(args)
+    assert args.api_key_file is None
     (key,) = args.api_key_table
     assert key.digest == sha256(b"from the environment").digest()

@@ -1,7 +1,9 @@
 """Which key opens which route."""
 
 import asyncio
+import logging
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +18,10 @@ from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from sterna.frontend.http.api_keys import KeyCheck
-from sterna.priority_classes import ApiKey
+from sterna.frontend.http.api_keys import LOOK_INTERVAL_S, ApiKeys, KeyCheck
+from sterna.priority_classes import DEFAULT_CLASSES, ApiKey
+from sterna.priority_files import KeyFile
+from tests.clocks import SkippingLoop, run_skipping, stands
 from tests.frontend.http.opened import opened
 
 KEYS = (
@@ -129,3 +133,100 @@ def test_a_websocket_needs_a_key_as_well() -> None:
         assert opened.receive_text() == "inside"
     with pytest.raises(WebSocketDisconnect), client().websocket_connect("/v1/realtime"):
         pass
+
+
+OWN = ApiKey("--api-key", sha256(b"own").digest(), is_admin=True)
+
+
+def file_of(folder: Path, text: str) -> KeyFile:
+    """A file with this content, new at its path."""
+    new = folder / "new.yaml"
+    new.write_text(text)
+    return KeyFile(new.replace(folder / "keys.yaml"), DEFAULT_CLASSES, (OWN,))
+
+
+def opens(keys: ApiKeys, key: str) -> bool:
+    return keys.find(f"Bearer {key}") is not None
+
+
+def test_a_key_that_is_taken_out_of_the_file_opens_nothing_and_a_new_one_does(
+    tmp_path: Path,
+) -> None:
+    file = file_of(tmp_path, "- {name: old, key: old}\n- {name: shop, key: shop}")
+    keys = ApiKeys(file.read(), file)
+    file_of(tmp_path, "- {name: new, key: new}\n- {name: shop, key: shop, highest_class: normal}")
+    asyncio.run(keys.look())
+    assert [opens(keys, each) for each in ("own", "old", "new")] == [True, False, True]
+    shop = keys.find("Bearer shop")
+    assert shop is not None
+    assert shop.highest == DEFAULT_CLASSES.normal
+
+
+def test_a_file_that_cannot_be_used_changes_no_key_and_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = file_of(tmp_path, "- {name: shop, key: shop}")
+    keys = ApiKeys(file.read(), file)
+
+    async def test() -> None:
+        await keys.look()
+        for text in ("- {name: shop, key: [s3cret]}", "[]", None):
+            if text is None:
+                file.path.unlink()
+            else:
+                file_of(tmp_path, text)
+            for _ in range(3):
+                await keys.look()
+            assert [opens(keys, each) for each in ("own", "shop")] == [True, True]
+        file_of(tmp_path, "- {name: other, key: other}")
+        await keys.look()
+        assert [opens(keys, each) for each in ("own", "shop", "other")] == [True, False, True]
+
+    with caplog.at_level(logging.ERROR, "sterna.frontend.http.api_keys"):
+        asyncio.run(test())
+    failed = "API keys stay as they were reason=--api-keys"
+    assert [each.startswith(failed) for each in caplog.messages] == [True] * 3
+    assert "s3cret" not in caplog.text
+
+
+def test_a_file_that_could_not_be_read_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For want of descriptors, say: the file is the same at the next look."""
+    file = file_of(tmp_path, "- {name: shop, key: shop}")
+    keys = ApiKeys((OWN,), file)
+    refusals = [OSError("too many open files")]
+    read_text = Path.read_text
+
+    def reluctant(path: Path, encoding: str) -> str:
+        if refusals:
+            raise refusals.pop()
+        return read_text(path, encoding)
+
+    monkeypatch.setattr(Path, "read_text", reluctant)
+    asyncio.run(keys.look())
+    assert not opens(keys, "shop")
+    asyncio.run(keys.look())
+    assert opens(keys, "shop")
+
+
+def test_the_file_is_looked_at_again_and_again(tmp_path: Path) -> None:
+    file = file_of(tmp_path, "- {name: shop, key: shop}")
+    keys = ApiKeys((OWN,), file)
+
+    async def test(loop: SkippingLoop) -> None:
+        following = asyncio.create_task(keys.follow())
+        for name in ("shop", "other"):
+            file_of(tmp_path, f"- {{name: {name}, key: {name}}}")
+            while not opens(keys, name):
+                loop.skipped_s += LOOK_INTERVAL_S
+                await asyncio.sleep(0)
+        following.cancel()
+
+    run_skipping(test, stands)
+
+
+def test_keys_without_a_file_do_not_change() -> None:
+    keys = ApiKeys(KEYS)
+    asyncio.run(keys.look())
+    assert opens(keys, "user")

@@ -1,8 +1,10 @@
 """Whom vLLM's own server lets in: its queue, its limits and its key."""
 
 import asyncio
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import pytest
@@ -11,8 +13,19 @@ pytest.importorskip("vllm")
 
 from vllm.v1.engine import FinishReason
 
+from sterna.frontend.http import api_keys
 from sterna.messages.actors import AbortRequests
-from tests.frontend.served import API_KEY, CONFIG, MAX_QUEUED, Scenario, Served, one_server
+from tests.frontend import served
+from tests.frontend.scripted import HANG_S
+from tests.frontend.served import (
+    API_KEY,
+    CONFIG,
+    MAX_QUEUED,
+    Scenario,
+    Served,
+    one_server,
+    options_of_vllm,
+)
 
 pytestmark = pytest.mark.vllm
 
@@ -189,3 +202,50 @@ def test_answers_have_a_server_timing_header_unless_it_is_turned_off(run):
     without = replace(CONFIG, door=replace(CONFIG.door, has_server_timing=False))
     with one_server(without) as run_without:
         run_without(untimed)
+
+
+async def status_of(served: Served, key: str) -> int:
+    headers = {"Authorization": f"Bearer {key}"}
+    return (await served.http.get("/v1/models", headers=headers)).status_code
+
+
+def test_a_clients_key_is_revoked_without_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_keys, "LOOK_INTERVAL_S", 0.01)
+    path, new = tmp_path / "keys.yaml", tmp_path / "new.yaml"
+    path.write_text("- {name: shop, key: sk-shop}\n- {name: other, key: sk-other}")
+
+    async def test(served: Served) -> None:
+        keys = ("sk-shop", "sk-other", API_KEY)
+        assert [await status_of(served, key) for key in keys] == [200, 200, 200]
+        new.write_text("- {name: other, key: sk-other}")
+        new.replace(path)
+        while await status_of(served, "sk-shop") == 200:
+            pass
+        assert [await status_of(served, key) for key in keys] == [401, 200, 200]
+
+    with one_server(CONFIG, "--api-keys", str(path)) as run:
+        run(test)
+
+
+def test_a_front_end_that_starts_later_has_the_keys_that_the_file_has_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_keys, "LOOK_INTERVAL_S", HANG_S)
+    path = tmp_path / "keys.yaml"
+    path.write_text("- {name: revoked, key: sk-revoked}")
+
+    def parsed_earlier(port: int, *more: str) -> Namespace:
+        args = options_of_vllm(port, *more)
+        path.write_text("- {name: shop, key: sk-shop}")
+        return args
+
+    monkeypatch.setattr(served, "options_of_vllm", parsed_earlier)
+
+    async def test(served: Served) -> None:
+        keys = ("sk-revoked", "sk-shop", API_KEY)
+        assert [await status_of(served, key) for key in keys] == [401, 200, 200]
+
+    with one_server(CONFIG, "--api-keys", str(path)) as run:
+        run(test)

@@ -1,15 +1,5 @@
 """The options of `sterna serve` for priorities: classes, API keys and the target load.
 
-The files of `--priority-classes` and `--api-keys` are YAML or JSON lists:
-
-    - {name: high, rank: 1, target_load: 1600}              # execution_rank: 1, as the rank
-    - {name: normal, rank: 0}
-    - {name: batch, rank: -1}
-
-    - {name: shop, key: sk-..., highest_class: high}
-    - {name: nightly, key_sha256: 9f86d081..., highest_class: batch}
-    - {name: operators, key: sk-..., admin: true}
-
 The target load of high priority comes from its option, else from the settings of a custom policy
 class, else from this engine's profile, else from the paper (`engine/profiling/target_load.py`). An
 instance that hosts a high priority is kept below it (Section 4.4.2).
@@ -22,43 +12,17 @@ from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
-
-import msgspec
-import yaml
+from typing import Any
 
 from sterna.cli.options.option_tables import Option, OptionTable
 from sterna.config import ClusterConfig, PolicyConfig
 from sterna.errors import ConfigurationError
 from sterna.policy_file import policy_named
-from sterna.priority_classes import DEFAULT_CLASSES, ApiKey, PriorityClass, PriorityClasses
-from sterna.types import HIGH, Priority
-
-SHA256_BYTES = 32
+from sterna.priority_classes import DEFAULT_CLASSES, ApiKey, PriorityClasses
+from sterna.priority_files import KeyFile, read_classes
+from sterna.types import HIGH
 
 logger = logging.getLogger("sterna.serve")
-
-
-class ClassRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One class in the file; see `PriorityClass`."""
-
-    name: str
-    rank: int
-    execution_rank: int | None = None
-    target_load: int | None = None
-
-
-class KeyRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One key in the file; see `ApiKey`. It has `key` or `key_sha256`, in hexadecimal digits."""
-
-    name: str
-    key: str | None = None
-    key_sha256: str | None = None
-    highest_class: str | None = None
-    admin: bool = False
-
-
-Row = TypeVar("Row")
 
 
 PRIORITIES = OptionTable(
@@ -73,8 +37,8 @@ PRIORITIES = OptionTable(
         ),
         Option(
             "--api-keys",
-            "file with the keys of the API: a YAML or JSON list of {name, key or key_sha256, "
-            "highest_class, admin}; a key of --api-key may do everything",
+            "file with the keys of the API, read again when it changes: a YAML or JSON list of "
+            "{name, key or key_sha256, highest_class, admin}; a key of --api-key may do everything",
             metavar="FILE",
             unless_given="those of --api-key",
         ),
@@ -93,7 +57,8 @@ PRIORITIES = OptionTable(
 def settle_classes(args: Namespace) -> None:
     """Read both files, and choose vLLM's scheduling policy where no option does.
 
-    Leaves `classes` and `api_key_table`, all keys with those of --api-key, in `args`.
+    Leaves `classes` in `args`, `api_key_table`, all keys with those of --api-key, and
+    `api_key_file`, the file that may change; None without one.
 
     Raises:
         ConfigurationError: a file cannot be read, or its content is invalid.
@@ -106,10 +71,13 @@ def settle_classes(args: Namespace) -> None:
         classes = read_classes(Path(args.priority_classes))
     is_honoured = has_priorities and args.scheduling_policy == "priority"
     args.classes = replace(classes, are_honoured=is_honoured)
-    keys = [_own_key(key) for key in args.api_key or [os.environ.get("VLLM_API_KEY")] if key]
+    given = args.api_key or [os.environ.get("VLLM_API_KEY")]
+    args.api_key_table = tuple(_own_key(key) for key in given if key)
+    args.api_key_file = None
     if "api_keys" in args:
-        keys += read_api_keys(Path(args.api_keys), args.classes)
-    args.api_key_table = tuple(keys)
+        path = Path(args.api_keys).absolute()
+        args.api_key_file = KeyFile(path, args.classes, args.api_key_table)
+        args.api_key_table = args.api_key_file.read()
 
 
 def with_classes(policy: PolicyConfig, classes: PriorityClasses) -> PolicyConfig:
@@ -126,101 +94,8 @@ def with_classes(policy: PolicyConfig, classes: PriorityClasses) -> PolicyConfig
     return replace(policy, target_load_tokens=target_load)
 
 
-def read_classes(path: Path) -> PriorityClasses:
-    """Return the classes that a file lists.
-
-    Raises:
-        ConfigurationError: it cannot be read, or the classes contradict each other.
-    """
-    option = f"--priority-classes {path}"
-    rows = _read_rows(option, path, ClassRow)
-    try:
-        return PriorityClasses(
-            tuple(
-                PriorityClass(
-                    name=row.name,
-                    scheduling_priority=Priority(row.rank),
-                    execution_priority=Priority(
-                        row.rank if row.execution_rank is None else row.execution_rank
-                    ),
-                    target_load_tokens=row.target_load,
-                )
-                for row in rows
-            )
-        )
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{option}: {error}") from error
-
-
-def read_api_keys(path: Path, classes: PriorityClasses) -> list[ApiKey]:
-    """Return the keys that a file lists.
-
-    Raises:
-        ConfigurationError: it cannot be read, two keys are the same, or a class is unknown. No
-            message contains a key.
-    """
-    option = f"--api-keys {path}"
-    keys: list[ApiKey] = []
-    for row in _read_rows(option, path, KeyRow):
-        key = _key_of(option, row, classes)
-        for other in keys:
-            if other.digest == key.digest:
-                raise ConfigurationError(f"{option}: {other.name} and {key.name} have the same key")
-            if other.name == key.name:
-                raise ConfigurationError(f"{option}: there are two keys named {key.name}")
-        keys.append(key)
-    if not keys:
-        raise ConfigurationError(f"{option}: the file has no key, so no client could be admitted")
-    return keys
-
-
-def _key_of(option: str, row: KeyRow, classes: PriorityClasses) -> ApiKey:
-    highest: PriorityClass | None = None
-    if row.highest_class is not None:
-        highest = classes.named(row.highest_class)
-        if highest is None:
-            known = ", ".join(each.name for each in classes.classes)
-            raise ConfigurationError(
-                f"{option}: {row.name}: there is no priority class {row.highest_class}; there "
-                f"are: {known}"
-            )
-    if (row.key is None) == (row.key_sha256 is None) or row.key == "":
-        raise ConfigurationError(f"{option}: {row.name}: give either key or key_sha256")
-    if row.key is not None:
-        digest = hashlib.sha256(row.key.encode()).digest()
-    else:
-        try:
-            digest = bytes.fromhex(row.key_sha256 or "")
-        except ValueError:
-            digest = b""
-        if len(digest) != SHA256_BYTES:
-            raise ConfigurationError(
-                f"{option}: {row.name}: key_sha256 must be {2 * SHA256_BYTES} hexadecimal digits, "
-                "as `printf %s KEY | sha256sum` prints them"
-            )
-    return ApiKey(row.name, digest, highest, row.admin)
-
-
 def _own_key(key: str) -> ApiKey:
     return ApiKey("--api-key", hashlib.sha256(key.encode()).digest(), is_admin=True)
-
-
-def _read_rows(option: str, path: Path, row: type[Row]) -> list[Row]:
-    try:
-        # JSON is YAML.
-        content = yaml.safe_load(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigurationError(f"{option} cannot be read: {reason}") from error
-    except yaml.YAMLError as error:
-        # YAML's own message quotes the line, which may contain a key.
-        mark = getattr(error, "problem_mark", None)
-        where = "" if mark is None else f" (line {mark.line + 1})"
-        raise ConfigurationError(f"{option} is neither YAML nor JSON{where}") from None
-    try:
-        return msgspec.convert(content, list[row])  # type: ignore[valid-type]
-    except msgspec.ValidationError as error:
-        raise ConfigurationError(f"{option}: {error}") from error
 
 
 # ---------------------------------------------------------------------------------- target load

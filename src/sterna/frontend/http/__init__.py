@@ -5,5 +5,5 @@ paths; `request_context` is what they tell each other about a request.
 
 Offers: api_keys, body_limit, door, overload, queue_limit, request_context, request_errors,
     service_tier, shutdown_gate, slow_clients, tls.
-Imports: config, errors, frontend.requests, messages, priority_classes.
+Imports: config, errors, frontend.requests, messages, priority_classes, priority_files.
 """

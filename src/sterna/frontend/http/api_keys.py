@@ -1,6 +1,11 @@
-"""API keys: the caller of a request, found by constant-time comparison, and the caller's rights."""
+"""API keys: the caller of a request, found by constant-time comparison, and the caller's rights.
 
+The file with the keys may change while the server runs: a key is revoked, or has another class.
+"""
+
+import asyncio
 import hashlib
+import logging
 import secrets
 from collections.abc import Sequence
 from http import HTTPStatus
@@ -9,21 +14,64 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from sterna.errors import ConfigurationError
 from sterna.frontend.http.request_context import Caller, caller, current
 from sterna.frontend.http.routes import Access, route_of
 from sterna.priority_classes import ApiKey
+from sterna.priority_files import KeyFile
+
+LOOK_INTERVAL_S = 2.0
+"""Time between two looks at the file with the keys."""
+
+logger = logging.getLogger(__name__)
 
 
 class ApiKeys:
-    """All keys of a server; without keys, every caller may do everything."""
+    """All keys of a server; without keys, every caller may do everything.
 
-    def __init__(self, keys: Sequence[ApiKey] = ()) -> None:
+    Args:
+        keys: those at the server's start.
+        file: the file that they are from; None for keys that do not change.
+    """
+
+    def __init__(self, keys: Sequence[ApiKey] = (), file: KeyFile | None = None) -> None:
         self._keys = tuple(keys)
+        self._file = file
+        # States of the file: when it was last read, and when that last failed.
+        self._read: tuple[int, ...] | None = None
+        self._failed: tuple[int, ...] | None = None
 
     @property
     def are_needed(self) -> bool:
         """Whether the server has keys at all."""
         return bool(self._keys)
+
+    async def follow(self) -> None:
+        """Look at the file again and again, until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_INTERVAL_S)
+            await self.look()
+
+    async def look(self) -> None:
+        """Take the keys of the file, if it has changed since it was last read. If it cannot be
+        used, the keys stay as they are, and each later look tries again."""
+        if self._file is None:
+            return
+        # Files may be on other machines, and large ones take long to parse.
+        state = await asyncio.to_thread(self._file.state)
+        if state == self._read:
+            return
+        try:
+            keys = await asyncio.to_thread(self._file.read)
+        except ConfigurationError as error:
+            if state != self._failed:
+                logger.error("API keys stay as they were reason=%s", error)
+            self._failed = state
+            return
+        self._read, self._failed = state, None
+        if keys != self._keys:
+            self._keys = keys
+            logger.info("API keys changed file=%s num_keys=%d", self._file.path, len(keys))
 
     def find(self, authorization: str | None) -> ApiKey | None:
         """Return the key of an `Authorization: Bearer KEY` header; None if the server has no such

@@ -268,8 +268,9 @@ class FrontendServer:
 
     Args:
         args: the options of `vllm serve`; `frontends`: number of servers that share the port;
-            `emulated`: the engine that instances emulate, or None; `classes` of requests; and
-            `api_key_table`: the keys of all callers, with those of `api_key`.
+            `emulated`: the engine that instances emulate, or None; `classes` of requests;
+            `api_key_table`: the keys of all callers, with those of `api_key`; and `api_key_file`:
+            the file that may change them, or None.
         mailbox: receives the cluster's messages for this front end, the membership among them.
         ready: the facts of an instance's engine (`EngineFacts.ready`).
     """
@@ -332,6 +333,9 @@ class FrontendServer:
             await asyncio.wait({self._serving})
 
     async def _serve(self) -> None:
+        keys = ApiKeys(self._args.api_key_table, self._args.api_key_file)
+        # A front end may start long after the server.
+        await keys.look()
         with private_folder("frontend") as folder:
             # Its imports take long.
             traces = await asyncio.to_thread(self._make_traces)
@@ -350,14 +354,14 @@ class FrontendServer:
             # After an error others must know at once that this front end has ended.
             wait_s = 0.0
             try:
-                await _until_first_ends(router.run(), self._serve_http(router))
+                await _until_first_ends(router.run(), keys.follow(), self._serve_http(router, keys))
                 wait_s = TRACES_TIMEOUT_S
             finally:
                 router.close()
                 if traces is not None:
                     await asyncio.to_thread(traces.close, wait_s)
 
-    async def _serve_http(self, router: Router) -> None:
+    async def _serve_http(self, router: Router, keys: ApiKeys) -> None:
         _, sock = setup_server(self._args, reuse_port=self._args.frontends > 1)
         with sock:
             # vLLM's client begins with a utility call, which an instance must answer.
@@ -369,7 +373,6 @@ class FrontendServer:
             try:
                 await client.forget_warm_up()
                 tasks = await client.get_supported_tasks()
-                keys = ApiKeys(self._args.api_key_table)
                 app = _vllms_app(self._args, tasks, client, keys)
                 only = None if keys.are_needed else HARMLESS_OPTIONS
                 model = client.vllm_config.model_config.served_model_name

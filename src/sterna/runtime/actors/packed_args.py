@@ -5,7 +5,7 @@ from argparse import Namespace
 from dataclasses import dataclass
 from typing import Self
 
-WITHOUT_KEYS = {"api_key": None, "api_key_table": ()}
+WITHOUT_KEYS = {"api_key": None, "api_key_table": (), "api_key_file": None}
 """Replaces the keys of the API in the options of instances: these may be on any node, and the way
 there is not encrypted."""
 
