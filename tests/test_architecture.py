@@ -59,7 +59,6 @@ PURE = (
     "sterna.errors",
     "sterna.config",
     "sterna.priority_classes",
-    "sterna.setting_text",
     "sterna.messages",
     "sterna.messaging.reliable_channel",
     "sterna.messaging.framing",
@@ -112,7 +111,6 @@ ROOT_MODULES: dict[str, set[str]] = {
     "sterna.errors": set(),
     "sterna.config": {"sterna.types", "sterna.errors"},
     "sterna.priority_classes": {"sterna.types", "sterna.errors"},
-    "sterna.setting_text": {"sterna.config", "sterna.errors"},
     "sterna.policy_file": {
         "sterna.config",
         "sterna.errors",

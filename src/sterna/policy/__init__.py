@@ -4,9 +4,9 @@
 (`prefix_dispatch`: by prefix caches; `candidate_table` has what it compares), `pairing` between
 which instances requests move, `selection` which request moves, `survival` how long requests are
 likely to go on, `scaling` how many instances there should be. `own` is the base of classes that
-decide in place of these, `guarded` such a class in a server.
+decide in place of these, `guarded` such a class in a server, `setting_text` reads its settings.
 
 Offers: candidate_table, dispatch, guarded, headroom, load_report, own, pairing, prefix_dispatch,
-presets, scaling, selection, virtual_usage.
-Imports: config, errors, setting_text, types.
+presets, scaling, selection, setting_text, virtual_usage.
+Imports: config, errors, types.
 """

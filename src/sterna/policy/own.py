@@ -21,8 +21,8 @@ from sterna.policy.dispatch import choose
 from sterna.policy.pairing import pair
 from sterna.policy.presets import preset
 from sterna.policy.selection import candidates_to_move
+from sterna.policy.setting_text import converted, did_you_mean
 from sterna.policy.virtual_usage import Candidate, NewRequest
-from sterna.setting_text import converted, did_you_mean
 from sterna.types import InstanceId, InstanceView, RequestView
 
 

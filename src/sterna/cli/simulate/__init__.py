@@ -2,5 +2,5 @@
 
 Offers: library, replay_command, simulate_command, simulate_options.
 Imports: cli.options, config, dashboard, engine.emulated, engine.profiling, errors, metrics, policy,
-    policy_file, setting_text, simulator, types, workload.
+    policy_file, simulator, types, workload.
 """

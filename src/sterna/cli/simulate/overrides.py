@@ -20,7 +20,7 @@ from sterna.config import (
 from sterna.engine.emulated.config import EmulatedEngineConfig
 from sterna.engine.emulated.durations import CopyTime, StepTime
 from sterna.errors import ConfigurationError
-from sterna.setting_text import did_you_mean, read, written
+from sterna.policy.setting_text import did_you_mean, read, written
 from sterna.simulator.config import SimulationConfig
 
 SECTIONS: Mapping[str, type] = {

@@ -341,7 +341,7 @@ def _default_config(args: argparse.Namespace, policy: str) -> "SimulationConfig"
 
 def _require_policy(name: str) -> None:
     if name not in PRESETS:
-        from sterna.setting_text import did_you_mean
+        from sterna.policy.setting_text import did_you_mean
 
         raise ConfigurationError(
             f"policy must be one of {', '.join(PRESETS)}, not {name!r}{did_you_mean(name, PRESETS)}"
