@@ -181,7 +181,12 @@ class SupervisorProcess(Supervisor):
             self._carry_out(self.core.fleet.on_start_failed(instance_id, "failed", self.now_s))
 
         def on_pending(reason: str | None) -> None:
-            self._carry_out(self.core.fleet.on_pending(instance_id, reason))
+            fleet = self.core.fleet
+            self._carry_out(
+                fleet.on_placed(instance_id, None)
+                if reason is None
+                else fleet.on_pending(instance_id, reason)
+            )
 
         self._platform.start_instance(self, instance_id, on_up, on_failed, on_pending)
 

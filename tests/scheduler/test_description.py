@@ -64,6 +64,13 @@ def test_freeness_is_what_the_scheduler_decides_by() -> None:
     assert row["freeness"] > described(membership, crowded)[0]["freeness"]
 
 
+def test_each_is_described_with_its_node() -> None:
+    waits, starts = Absent(I1, "pending"), Absent(InstanceId("i2"), "starting", node="10.0.0.2")
+    serves = InstanceMember(I0, "a", node="10.0.0.1")
+    rows = described(Membership(1, (serves,), (), None, (waits, starts)), report(I0))
+    assert [row["node"] for row in rows] == ["10.0.0.1", None, "10.0.0.2"]
+
+
 def test_one_that_has_not_reported_starts() -> None:
     (row,) = described(Membership(1, (InstanceMember(I0, "a"),), (), None))
     assert (row["state"], row["freeness"]) == ("starting", None)
@@ -99,6 +106,12 @@ def test_a_drain_says_how_many_requests_it_waits_for_and_why() -> None:
     assert note(move_tokens=64, migrates=False) == (
         "an operator drains it; 3 requests left, which the policy does not move"
     )
+
+
+def test_one_that_will_be_emptied_waits_for_no_request_yet() -> None:
+    member = InstanceMember(I0, "a", note="its node is drained; it stays")
+    (row,) = described(Membership(1, (member,), (), None), report(I0))
+    assert (row["state"], row["note"]) == ("running", "its node is drained; it stays")
 
 
 def test_a_held_request_has_its_prompt_and_no_instance() -> None:

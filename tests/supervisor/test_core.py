@@ -10,6 +10,7 @@ from sterna.messages.actors import (
     AddInstances,
     AdminReply,
     DrainInstance,
+    DrainNode,
     Emptied,
     FrontendMember,
     InstanceMember,
@@ -24,6 +25,7 @@ from sterna.supervisor.core import (
     TAKEOVER_GAP,
     HostedInstance,
     NotTerminated,
+    OperatorDrain,
     OperatorTermination,
     OtherMembers,
     SupervisorCore,
@@ -82,13 +84,13 @@ def test_those_that_come_are_told_of_with_what_they_wait_for() -> None:
     core.fleet.members |= {
         I1: Member(0, Phase.STARTING, pending="no node has a GPU"),
         I2: Member(1, Phase.STARTING),
-        InstanceId("i3"): Member(1, Phase.WARM),
+        InstanceId("i3"): Member(1, Phase.WARM, node="10.0.0.1"),
     }
     assert announced(core).absent == (
         Absent(I1, "pending", "no node has a GPU", 0),
         # One more is enough.
         Absent(I2, "starting", None, 1, is_for_pool=True),
-        Absent(InstanceId("i3"), "warm", None, 1),
+        Absent(InstanceId("i3"), "warm", None, 1, node="10.0.0.1"),
     )
 
 
@@ -177,6 +179,63 @@ def test_an_operator_undoes_a_drain() -> None:
     assert effects[0] == OperatorTermination(I1, is_undo=True)
     assert effects[-1] == ToMailbox("operator", AdminReply(3, b"null", None))
     assert core.fleet == serving(I0, I1)
+
+
+NODES = ("10.0.0.1", "10.0.0.2")
+
+
+def on_nodes() -> SupervisorCore:
+    """An instance on each node."""
+    fleet = serving(I0, I1)
+    for instance_id, node in zip((I0, I1), NODES, strict=True):
+        fleet.members[instance_id].node = node
+    return SupervisorCore(fleet)
+
+
+def test_all_learn_which_nodes_are_drained_and_on_which_one_an_instance_is() -> None:
+    core = on_nodes()
+    effects = core.on_drain_node(DrainNode("operator", 3, NODES[1]), NODES, 0.0)
+    assert effects == [
+        OperatorDrain(NODES[1], is_undo=False),
+        *(Announce(), Announce(), Start(I2, 0)),
+        ToMailbox("operator", AdminReply(3, b"null", None)),
+    ]
+    membership = announced(core)
+    assert membership.drained_nodes == (NODES[1],)
+    assert [each.node for each in membership.instances] == [*NODES]
+    assert [each.note for each in membership.instances] == [None, Cause.NODE.value]
+    assert SupervisorCore.successor(membership).fleet == core.fleet
+    effects = core.on_drain_node(DrainNode("operator", 4, NODES[1], True), (), 1.0)
+    assert effects[0] == OperatorDrain(NODES[1], is_undo=True)
+    assert announced(core).drained_nodes == ()
+
+
+def test_the_last_instance_on_a_drained_node_says_what_it_waits_for() -> None:
+    core = SupervisorCore(serving(I0))
+    core.fleet.members[I0].node = NODES[1]
+    core.on_drain_node(DrainNode("operator", 3, NODES[1]), NODES, 0.0)
+    (member,) = announced(core).instances
+    assert not member.is_terminating
+    assert member.note == "its node is drained; it stays until another instance takes requests"
+
+
+@pytest.mark.parametrize(
+    ("node", "nodes", "error"),
+    [
+        ("10.0.0.3", NODES, "no node has the address 10.0.0.3; there are: 10.0.0.1, 10.0.0.2"),
+        ("10.0.0.1", NODES, "10.0.0.1 is the only node that takes instances: let another one join"),
+        ("10.0.0.1", (), "Ray does not say which nodes there are; try again"),
+    ],
+    ids=["unknown", "last", "Ray's GCS is away"],
+)
+def test_a_node_that_cannot_be_drained_is_refused_in_words(
+    node: str, nodes: tuple[str, ...], error: str
+) -> None:
+    core = on_nodes()
+    core.on_drain_node(DrainNode("operator", 3, NODES[1]), NODES, 0.0)
+    (reply,) = core.on_drain_node(DrainNode("operator", 4, node), nodes, 1.0)
+    assert reply == ToMailbox("operator", AdminReply(4, b"null", error))
+    assert core.fleet.drained_nodes == {NODES[1]}
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,8 @@ from sterna.supervisor.fleet import (
 from sterna.types import InstanceId
 from tests.supervisor.fleets import I0, I1, I2, I3, closed, phases, serving, started
 
+NODE = "10.0.0.1"
+
 
 def test_as_many_are_started_as_are_wanted() -> None:
     assert started(Fleet(2).begin(0.0)) == [I0, I1]
@@ -192,13 +194,14 @@ def test_what_was_never_there_says_and_ends_nothing() -> None:
 def test_everybody_is_told_once_of_what_a_start_waits_for() -> None:
     fleet = Fleet(1)
     fleet.begin(0.0)
-    assert fleet.on_pending(I0, None) == []
+    assert fleet.on_placed(I0, None) == []
     assert fleet.on_pending(I0, "no node has a GPU") == [Announce()]
     assert fleet.on_pending(I0, "no node has a GPU") == []
     assert fleet.on_pending(I0, "no node is up") == [Announce()]
     assert fleet.members[I0].pending == "no node is up"
-    assert fleet.on_pending(I0, None) == [Announce()]
-    assert fleet.members[I0].pending is None
+    assert fleet.on_placed(I0, NODE) == [Announce()]
+    assert fleet.on_placed(I0, NODE) == []
+    assert (fleet.members[I0].pending, fleet.members[I0].node) == (None, NODE)
 
 
 def test_an_undo_without_a_drain_is_refused() -> None:

@@ -134,7 +134,7 @@ def test_a_restart_without_a_surge_goes_on_with_as_many_as_there_is_room_for(
         # It leaves a place, which is that of whoever waits first. One at a time:
         assert not fleet.in_phase(Phase.TERMINATING)
         begun = fleet.in_phase(Phase.STARTING)[0]
-        fleet.on_pending(begun, None)
+        fleet.on_placed(begun, None)
         fleet.on_started(begun, 7.0)
     assert not fleet.is_restarting
     assert len(fleet.in_phase(Phase.SERVING)) == len(fleet.in_phase(Phase.STARTING)) == 2
@@ -168,7 +168,7 @@ def test_a_restart_goes_on_without_a_surge_only_where_that_has_found_no_place() 
     fleet.on_pending(I2, "no node has a GPU")
     with pytest.raises(FleetError, match="under way"):
         fleet.on_restart(3.0, has_surge=True)
-    fleet.on_pending(I2, None)
+    fleet.on_placed(I2, None)
     fleet.on_started(I2, 4.0)
     with pytest.raises(FleetError, match="under way"):
         fleet.on_restart(5.0, has_surge=False)

@@ -9,6 +9,8 @@ from sterna.errors import FleetError
 from sterna.supervisor.fleet import Cause, Fleet, FleetEffect, Phase, Start
 from sterna.types import InstanceId
 
+NODES = ("10.0.0.1", "10.0.0.2", "10.0.0.3")
+
 
 class FleetUnderWeather(RuleBasedStateMachine):
     """Whatever happens, in whatever order: the fleet comes to what is wanted, and never empties
@@ -78,12 +80,29 @@ class FleetUnderWeather(RuleBasedStateMachine):
     @rule(data=st.data())
     def undo(self, data: st.DataObject) -> None:
         instance_id = self.pick(data, Phase.TERMINATING)
-        is_replaced = self.fleet.members[instance_id].cause is Cause.RESTART
+        member = self.fleet.members[instance_id]
+        is_to_leave = member.cause is Cause.RESTART or member.node in self.fleet.drained_nodes
         try:
             self.take(self.fleet.on_undo(instance_id, self.time()))
-            assert not is_replaced
+            assert not is_to_leave
         except FleetError:
-            assert is_replaced
+            assert is_to_leave
+
+    @rule(node=st.sampled_from(NODES[1:]))
+    def drain_node(self, node: str) -> None:
+        self.take(self.fleet.on_drain_node(node, self.time()))
+
+    @precondition(lambda self: self.fleet.drained_nodes)
+    @rule(data=st.data())
+    def undo_node(self, data: st.DataObject) -> None:
+        node = data.draw(st.sampled_from(sorted(self.fleet.drained_nodes)))
+        self.take(self.fleet.on_undo_node(node, self.time()))
+
+    @precondition(lambda self: self.fleet.in_phase(Phase.STARTING))
+    @rule(data=st.data())
+    def is_placed(self, data: st.DataObject) -> None:
+        node = data.draw(st.sampled_from(sorted({*NODES} - self.fleet.drained_nodes)))
+        self.take(self.fleet.on_placed(self.pick(data, Phase.STARTING), node))
 
     @rule(num=st.integers(1, 3))
     def add(self, num: int) -> None:
@@ -152,6 +171,7 @@ class FleetUnderWeather(RuleBasedStateMachine):
             for instance_id in fleet.in_phase(Phase.CLOSING):
                 self.take(fleet.on_gone(instance_id, self.now_s))
         assert not fleet.is_restarting
+        assert not any(map(fleet.is_on_drained_node, fleet.members.values()))
         num_surplus = len(fleet.in_phase(Phase.SERVING)) - fleet.wanted
         assert num_surplus >= 0
         assert len(fleet.in_phase(Phase.WARM)) == max(0, fleet.num_warm - num_surplus)

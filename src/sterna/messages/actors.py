@@ -562,6 +562,20 @@ class DrainInstance(msgspec.Struct, frozen=True, tag=True):
     is_undo: bool = False
 
 
+class DrainNode(msgspec.Struct, frozen=True, tag=True):
+    """Front end -> supervisor: empty the instances of this node, and place none there; or let it
+    have some again. Answer: AdminReply.
+
+    Attributes:
+        node: its address.
+    """
+
+    reply_to: str
+    query_id: int
+    node: str
+    is_undo: bool = False
+
+
 class StartInstances(msgspec.Struct, frozen=True, tag=True):
     """Front end -> supervisor: start this number of further instances. Answer: AdminReply."""
 
@@ -605,11 +619,12 @@ class InstanceMember(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         is_terminating: it gets no new requests, and is being emptied.
-        note: the reason why it is being emptied, for operators.
+        note: the reason why it is or will be emptied, for operators.
         generation: that of its engine options.
         kv_format: a digest of that of `EngineFacts`, and the label of the updates of its weights.
         emptied_since: version of the first membership of this termination, which identifies it; 0
             while the instance is not being emptied.
+        node: the address of its node.
     """
 
     instance_id: InstanceId
@@ -619,6 +634,7 @@ class InstanceMember(msgspec.Struct, frozen=True, array_like=True):
     generation: int = 0
     kv_format: str = ""
     emptied_since: int = 0
+    node: str | None = None
 
 
 class Absent(msgspec.Struct, frozen=True, array_like=True):
@@ -628,6 +644,7 @@ class Absent(msgspec.Struct, frozen=True, array_like=True):
         state: "starting", "pending" (no place to start on) or "warm" (up, waiting to be needed).
         note: the reason why it is pending; None for the others.
         is_for_pool: whether it starts for the warm pool, and is not needed to serve.
+        node: the address of its node; None while it has no place.
     """
 
     instance_id: InstanceId
@@ -635,6 +652,7 @@ class Absent(msgspec.Struct, frozen=True, array_like=True):
     note: str | None = None
     generation: int = 0
     is_for_pool: bool = False
+    node: str | None = None
 
 
 class FrontendMember(msgspec.Struct, frozen=True, array_like=True):
@@ -655,6 +673,7 @@ class Membership(msgspec.Struct, frozen=True, tag=True):
         supervisor: its mailbox.
         state: the state for a successor of the supervisor, which alone reads it.
         num_wanted: the number of instances that should take requests.
+        drained_nodes: addresses of the nodes on which no instance is placed.
     """
 
     version: int
@@ -665,6 +684,7 @@ class Membership(msgspec.Struct, frozen=True, tag=True):
     supervisor: str | None = None
     state: bytes = b""
     num_wanted: int = 0
+    drained_nodes: tuple[str, ...] = ()
 
 
 WireMessage = (
@@ -702,6 +722,7 @@ WireMessage = (
     | ListRecent
     | AbortNamed
     | DrainInstance
+    | DrainNode
     | StartInstances
     | RestartInstances
     | AdminReply

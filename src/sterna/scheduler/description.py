@@ -96,6 +96,7 @@ def _describe(
         state = "starting"
     return {
         "id": instance.instance_id,
+        "node": instance.node,
         "state": state,
         **(UNKNOWN if report is None else _load(report, candidate)),
         "generation": instance.generation,
@@ -106,6 +107,7 @@ def _describe(
 def _describe_absent(absent: Absent) -> Description:
     return {
         "id": absent.instance_id,
+        "node": absent.node,
         "state": absent.state,
         **UNKNOWN,
         "generation": absent.generation,
@@ -138,8 +140,8 @@ def _note(
     *,
     migrates: bool,
 ) -> str | None:
-    """The reason why it is being emptied, and what that waits for."""
-    if instance.note is None or report is None:
+    """The reason why it is or will be emptied, and what that waits for."""
+    if instance.note is None or report is None or not instance.is_terminating:
         return instance.note
     load = report.load
     num_left = load.num_running + load.num_queuing

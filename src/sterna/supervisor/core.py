@@ -17,6 +17,7 @@ from sterna.messages.actors import (
     AddInstances,
     AdminReply,
     DrainInstance,
+    DrainNode,
     Emptied,
     FrontendMember,
     InstanceMember,
@@ -57,7 +58,17 @@ class OperatorTermination:
     is_undo: bool
 
 
-SupervisorEffect = FleetEffect | ToMailbox | Unexpected | NotTerminated | OperatorTermination
+@dataclass(frozen=True, slots=True)
+class OperatorDrain:
+    """A fact for the log: an operator has ordered to drain a node, or has undone it."""
+
+    node: str
+    is_undo: bool
+
+
+SupervisorEffect = (
+    FleetEffect | ToMailbox | Unexpected | NotTerminated | OperatorTermination | OperatorDrain
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +178,27 @@ class SupervisorCore:
             case _:
                 return [Unexpected(message)]
 
+    def on_drain_node(
+        self, order: DrainNode, nodes: Collection[str], now_s: float
+    ) -> list[SupervisorEffect]:
+        """Carry out an operator's order about a node, and answer it.
+
+        Args:
+            nodes: addresses of the live nodes.
+        """
+        error = None
+        effects: list[SupervisorEffect] = []
+        try:
+            if order.is_undo:
+                begun = self.fleet.on_undo_node(order.node, now_s)
+            else:
+                self._check_node(order.node, nodes)
+                begun = self.fleet.on_drain_node(order.node, now_s)
+            effects = [OperatorDrain(order.node, order.is_undo), Announce(), *begun]
+        except FleetError as refusal:
+            error = str(refusal)
+        return [*effects, ToMailbox(order.reply_to, AdminReply(order.query_id, b"null", error))]
+
     def _on_order(self, order: Order, now_s: float) -> list[SupervisorEffect]:
         """Carry out an operator's order, and answer it."""
         error = None
@@ -218,6 +250,15 @@ class SupervisorCore:
                     self.options[self.fleet.generation] = (*before, *options)
                 return effects
 
+    def _check_node(self, node: str, nodes: Collection[str]) -> None:
+        """Raises FleetError: there is no such node, or no other one that may have instances."""
+        if not nodes:
+            raise FleetError("Ray does not say which nodes there are; try again")
+        if node not in nodes:
+            raise FleetError(f"no node has the address {node}; there are: {', '.join(nodes)}")
+        if not set(nodes) - self.fleet.drained_nodes - {node}:
+            raise FleetError(f"{node} is the only node that takes instances: let another one join")
+
     # ----------------------------------------------------------------------------- takeover
 
     @classmethod
@@ -268,6 +309,7 @@ class SupervisorCore:
             own_address,
             state.encode(),
             self.fleet.wanted,
+            tuple(sorted(self.fleet.drained_nodes)),
         )
         addresses = sorted({i.address for i in instances} | {f.address for f in others.frontends})
         if others.scheduler is not None:
@@ -282,6 +324,8 @@ class SupervisorCore:
         member = self.fleet.members[instance_id]
         is_terminating = member.phase is not Phase.SERVING
         note = None if member.cause is None else member.cause.value
+        if not is_terminating and self.fleet.is_on_drained_node(member):
+            note = f"{Cause.NODE.value}; it stays until another instance takes requests"
         return InstanceMember(
             instance_id,
             hosted.address,
@@ -290,13 +334,16 @@ class SupervisorCore:
             member.generation,
             hosted.kv_format,
             self.emptied_since.get(instance_id, 0),
+            member.node,
         )
 
     def _describe_absent(self, instance_id: InstanceId) -> Absent:
         member = self.fleet.members[instance_id]
         state = member.phase.value if member.pending is None else "pending"
         is_for_pool = instance_id in self.fleet.starting_for_pool
-        return Absent(instance_id, state, member.pending, member.generation, is_for_pool)
+        return Absent(
+            instance_id, state, member.pending, member.generation, is_for_pool, member.node
+        )
 
     def _note_emptying(self) -> None:
         self.emptied_since = {

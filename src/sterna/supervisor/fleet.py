@@ -15,6 +15,9 @@ A *generation* is one set of engine options. A rolling restart replaces the inst
 generations one at a time: with a *surge* one of the new generation begins before one of the old
 is emptied, otherwise after it has ended. A generation of which no instance has come up yet is given
 up when one fails to start: options that do not work must not cost an instance that does.
+
+A *drained node* gets no instances, and those that it has are emptied. As many are wanted as before:
+others start on other nodes, or wait for a place until the node may have instances again.
 """
 
 from collections.abc import Collection, Iterable
@@ -47,6 +50,7 @@ class Cause(Enum):
     SCALING = "the cluster has more instances than it needs"
     OPERATOR = "an operator drains it"
     RESTART = "a rolling restart replaces it"
+    NODE = "its node is drained"
 
 
 @dataclass(slots=True)
@@ -57,6 +61,7 @@ class Member:
         pending: the reason why it has no place to start on yet, or None.
         cause: the reason why it is being emptied, or None.
         has_lowered_wanted: whether its termination has lowered `wanted`.
+        node: the address of its node; None while it has no place.
     """
 
     generation: int
@@ -64,6 +69,7 @@ class Member:
     pending: str | None = None
     cause: Cause | None = None
     has_lowered_wanted: bool = False
+    node: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +125,7 @@ class Fleet:
         max_instances: `wanted` never goes above it; None for no limit.
         num_warm: the size of the warm pool.
         members: every instance that has not ended.
+        drained_nodes: addresses of the nodes that are to have no instances.
     """
 
     wanted: int
@@ -126,6 +133,7 @@ class Fleet:
     max_instances: int | None = None
     num_warm: int = 0
     members: dict[InstanceId, Member] = field(default_factory=dict)
+    drained_nodes: set[str] = field(default_factory=set)
     _num_begun: int = 0
     _generation: int = 0
     _num_generations: int = 1
@@ -168,6 +176,10 @@ class Fleet:
     def in_phase(self, *phases: Phase) -> tuple[InstanceId, ...]:
         """The instances in one of these phases, in the order of their starts."""
         return tuple(each for each, member in self.members.items() if member.phase in phases)
+
+    def is_on_drained_node(self, member: Member) -> bool:
+        """Whether it is to leave its node."""
+        return member.node in self.drained_nodes
 
     # ------------------------------------------------------------------------- orders
 
@@ -244,10 +256,36 @@ class Fleet:
             raise FleetError(f"{instance_id} is not being drained")
         if member.cause is Cause.RESTART:
             raise FleetError(f"{instance_id} is being replaced by the rolling restart")
+        if self.is_on_drained_node(member):
+            raise FleetError(
+                f"{instance_id} is on {member.node}, which is drained; undo that first: "
+                f"`sterna drain --undo --node {member.node}`"
+            )
         if member.has_lowered_wanted:
             self.wanted = self._at_most(self.wanted + 1)
         member.phase, member.cause, member.has_lowered_wanted = Phase.SERVING, None, False
         return [Announce(), *self._reconcile(now_s)]
+
+    def on_drain_node(self, node: str, now_s: float) -> list[FleetEffect]:
+        """Empty the instances of the node with this address, and place no others there."""
+        self.drained_nodes.add(node)
+        return self._reconcile(now_s)
+
+    def on_undo_node(self, node: str, now_s: float) -> list[FleetEffect]:
+        """Let a drained node have instances; those that are being emptied for it serve again.
+
+        Raises:
+            FleetError: it is not drained.
+        """
+        if node not in self.drained_nodes:
+            drained = ", ".join(sorted(self.drained_nodes)) or "none"
+            raise FleetError(f"{node} is not drained; drained nodes are: {drained}")
+        self.drained_nodes.remove(node)
+        for member in self.members.values():
+            is_emptied = member.phase is Phase.TERMINATING and member.cause is Cause.NODE
+            if is_emptied and member.node == node:
+                member.phase, member.cause = Phase.SERVING, None
+        return self._reconcile(now_s)
 
     def on_restart(self, now_s: float, *, has_surge: bool = True) -> list[FleetEffect]:
         """Replace every instance by one of a new generation, one at a time.
@@ -279,13 +317,14 @@ class Fleet:
 
     # ------------------------------------------------------------------------- events
 
-    def on_pending(self, instance_id: InstanceId, reason: str | None) -> list[FleetEffect]:
-        """A starting instance waits for a place, for this reason; None if it has one."""
-        member = self.members.get(instance_id)
-        if member is None or member.pending == reason:
-            return []
-        member.pending = reason
-        return [Announce()]
+    def on_pending(self, instance_id: InstanceId, reason: str) -> list[FleetEffect]:
+        """A starting instance waits for a place, for this reason."""
+        return self._set_place(instance_id, reason, None)
+
+    def on_placed(self, instance_id: InstanceId, node: str | None) -> list[FleetEffect]:
+        """A starting instance has a place on the node with this address; None if nodes are not told
+        apart."""
+        return self._set_place(instance_id, None, node)
 
     def on_started(self, instance_id: InstanceId, now_s: float) -> list[FleetEffect]:
         """The instance is up."""
@@ -352,8 +391,9 @@ class Fleet:
     def _reconcile(self, now_s: float) -> list[FleetEffect]:
         effects: list[FleetEffect] = [
             *self._cancel_outdated_starts(),
-            *self._close_outdated_warm(),
+            *self._close_warm(),
             *self._promote(),
+            *self._empty_drained_nodes(),
             *self._replace_one(),
             *self._give_up_surplus(),
         ]
@@ -376,11 +416,13 @@ class Fleet:
         announced: list[FleetEffect] = [Announce()] if cancelled else []
         return [*announced, *map(CancelStart, cancelled)]
 
-    def _close_outdated_warm(self) -> Iterable[FleetEffect]:
+    def _close_warm(self) -> Iterable[FleetEffect]:
+        """End warm instances that are outdated, or on drained nodes."""
         for instance_id, member in self.members.items():
             # It has no requests that would have to move first.
-            if member.phase is Phase.WARM and self._is_outdated(member):
-                member.phase, member.cause = Phase.CLOSING, Cause.RESTART
+            if member.phase is Phase.WARM and self._must_leave(member):
+                member.phase = Phase.CLOSING
+                member.cause = Cause.RESTART if self._is_outdated(member) else Cause.NODE
                 yield Close(instance_id)
 
     def _promote(self) -> list[FleetEffect]:
@@ -390,6 +432,16 @@ class Fleet:
         for instance_id in promoted:
             self.members[instance_id].phase = Phase.SERVING
         return [Announce()] if promoted else []
+
+    def _empty_drained_nodes(self) -> list[FleetEffect]:
+        """Begin to empty the instances of drained nodes. The last one that takes requests stays
+        until another one serves."""
+        serving = self.in_phase(Phase.SERVING)
+        there = [each for each in serving if self.is_on_drained_node(self.members[each])]
+        leaving = there[1:] if len(there) == len(serving) else there
+        for instance_id in leaving:
+            self._set_terminating(self.members[instance_id], Cause.NODE)
+        return [Announce()] if leaving else []
 
     def _replace_one(self) -> list[FleetEffect]:
         """Begin to empty the next instance of an older generation if none is being replaced."""
@@ -447,11 +499,11 @@ class Fleet:
     def _target(self) -> int:
         """The number of instances that should serve: one more during a restart, so that the first
         replacement can start."""
-        serving = self.in_phase(Phase.SERVING)
-        is_outdated = any(self._is_outdated(self.members[each]) for each in serving)
+        serving = [self.members[each] for each in self.in_phase(Phase.SERVING)]
+        has_surge = self._has_surge and any(map(self._is_outdated, serving))
         # A lone instance cannot be emptied before another one serves.
-        has_surge = self._has_surge or self.wanted == 1
-        return self.wanted + (1 if is_outdated and has_surge else 0)
+        is_lone = self.wanted == 1 and any(map(self._must_leave, serving))
+        return self.wanted + (1 if has_surge or is_lone else 0)
 
     def _num_being_replaced(self) -> int:
         return sum(member.cause is Cause.RESTART for member in self.members.values())
@@ -461,6 +513,18 @@ class Fleet:
 
     def _is_outdated(self, member: Member) -> bool:
         return member.generation != self._generation
+
+    def _must_leave(self, member: Member) -> bool:
+        return self._is_outdated(member) or self.is_on_drained_node(member)
+
+    def _set_place(
+        self, instance_id: InstanceId, pending: str | None, node: str | None
+    ) -> list[FleetEffect]:
+        member = self.members.get(instance_id)
+        if member is None or (member.pending, member.node) == (pending, node):
+            return []
+        member.pending, member.node = pending, node
+        return [Announce()]
 
     def _set_up(self, instance_id: InstanceId) -> None:
         member = self.members[instance_id]

@@ -9,7 +9,8 @@ from tests.cli.operate.test_fleet_commands import Cluster, run
 
 INSTANCES: list[dict[str, Any]] = [
     {
-        **{"id": "i0", "state": "running", "used_tokens": 96, "total_tokens": 2048},
+        **{"id": "i0", "node": "10.0.0.1", "state": "running"},
+        **{"used_tokens": 96, "total_tokens": 2048},
         **{"freeness": 12.6, "running": 2, "queuing": 1, "migrating": 0, "note": None},
     },
     {"id": "i1", "state": "pending", "note": "no free GPU"},
@@ -22,9 +23,10 @@ REQUESTS: list[dict[str, Any]] = [
     {"id": "cmpl-auk", "instance": None, "status": "held", "class": "high"},
 ]
 INSTANCE_LINES = [
-    "id  state    used_tokens  total_tokens  freeness  running  queuing  migrating  note",
-    "i0  running  96           2048          13        2        1        0          -",
-    "i1  pending  -            -             -         -        -        -          no free GPU",
+    "id  node      state    used_tokens  total_tokens  freeness  running  queuing  migrating  note",
+    "i0  10.0.0.1  running  96           2048          13        2        1        0          -",
+    "i1  -         pending  -            -             -         -        -        -          "
+    "no free GPU",
 ]
 REQUEST_LINES = [
     "id         instance  status   class   num_tokens  num_output_tokens  immovable",
@@ -43,7 +45,7 @@ IN_WORDS = "moved tern from i0 to i1 in 2 stages, suspended for 3.5 ms\n"
 def test_instances_and_requests_are_a_table_or_json(
     capsys: pytest.CaptureFixture[str], command: str, rows: list[dict[str, Any]], lines: list[str]
 ) -> None:
-    cluster = Cluster([], answers={f"/admin/{command}": rows})
+    cluster = Cluster([], answers={f"/admin/{command}": rows, "/admin/nodes": []})
     assert run(cluster, command) == 0
     assert capsys.readouterr().out.splitlines() == lines
     assert run(cluster, command, "--json") == 0
@@ -58,7 +60,7 @@ def test_a_server_on_this_machine_is_asked_without_a_proxy(
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.delenv("no_proxy", raising=False)
     assert run(Cluster([INSTANCES]), "instances") == 0
-    assert "i0  running" in capsys.readouterr().out
+    assert "i0  10.0.0.1" in capsys.readouterr().out
 
 
 def test_instances_have_notes_only_where_there_are_some(
@@ -66,6 +68,18 @@ def test_instances_have_notes_only_where_there_are_some(
 ) -> None:
     assert run(Cluster([INSTANCES[:1]]), "instances") == 0
     assert "note" not in capsys.readouterr().out
+
+
+def test_drained_nodes_stand_below_the_instances(capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = [
+        {"node": "10.0.0.1", "drained": False, "instances": ["i0"]},
+        {"node": "10.0.0.2", "drained": True, "instances": []},
+    ]
+    assert run(Cluster([INSTANCES], answers={"/admin/nodes": nodes}), "instances") == 0
+    assert capsys.readouterr().out.splitlines()[len(INSTANCE_LINES) :] == [
+        "10.0.0.2 is drained: no instance is placed there until "
+        "`sterna drain --undo --node 10.0.0.2`"
+    ]
 
 
 @pytest.mark.parametrize(

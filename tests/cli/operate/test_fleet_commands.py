@@ -96,7 +96,9 @@ class Cluster:
     looks: Sequence[Rows | None]
     ordered: list[tuple[str, Any]] = field(default_factory=list)
     keys: set[str | None] = field(default_factory=set)
-    answers: dict[str, Any] = field(default_factory=lambda: {"/admin/restart": {"generation": 4}})
+    answers: dict[str, Any] = field(
+        default_factory=lambda: {"/admin/restart": {"generation": 4}, "/admin/nodes": []}
+    )
 
     @contextmanager
     def listening(self) -> Iterator[str]:
@@ -148,6 +150,74 @@ def run(cluster: Cluster, *command: str) -> int:
     with cluster.listening() as url:
         name, *rest = command
         return main([name, "--url", url, "--api-key", "operator", *rest])
+
+
+def on_node(instance_id: str, state: str, note: str | None = None, node: str = "10.0.0.2") -> Row:
+    return {**row(instance_id, state, note), "node": node}
+
+
+ELSEWHERE = on_node("i0", "running", node="10.0.0.1")
+WAITS = {**row("i3", "pending", "no node but drained ones has a GPU"), "node": None}
+LEAVES = "its node is drained"
+
+
+def test_a_drain_of_a_node_ends_when_no_instance_is_there(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Also none that is loading; and the last one that takes requests may stay for long."""
+    loads = on_node("i2", "starting")
+    cluster = Cluster(
+        [
+            [ELSEWHERE, on_node("i1", "running"), loads],
+            [],
+            *[[ELSEWHERE, on_node("i1", "running", f"{LEAVES}; it stays"), loads]] * 10,
+            [ELSEWHERE, on_node("i1", "terminating", LEAVES), loads, WAITS],
+            *[[ELSEWHERE, loads, WAITS]] * 10,
+            [ELSEWHERE, WAITS],
+        ]
+    )
+    assert run(cluster, "drain", "--node", "10.0.0.2") == 0
+    out, err = capsys.readouterr()
+    assert out == (
+        "10.0.0.2 is empty: no instance is placed there until "
+        "`sterna drain --undo --node 10.0.0.2`\n"
+    )
+    assert err.splitlines()[-2:] == [
+        f"i1 terminating: {LEAVES}",
+        "i2 did not come up; the server's log says why",
+    ]
+    assert cluster.ordered == [("/admin/drain", {"node": "10.0.0.2", "undo": False})]
+    assert cluster.looks == []
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_a_drain_of_a_node_that_was_undone_is_told(
+    capsys: pytest.CaptureFixture[str], begins: bool
+) -> None:
+    leaving = [[ELSEWHERE, on_node("i1", "terminating", LEAVES)]] if begins else []
+    looks = [*leaving, *[[ELSEWHERE, on_node("i1", "running")]] * 10]
+    assert run(Cluster(looks), "drain", "--node", "10.0.0.2") == 1
+    assert "10.0.0.2 was told to have instances" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "undo", "said"),
+    [
+        (("--undo",), True, "10.0.0.2 takes instances again\n"),
+        (
+            ("--no-wait",),
+            False,
+            "10.0.0.2 is being drained; `sterna instances` shows how far it is\n",
+        ),
+    ],
+)
+def test_an_order_about_a_node_need_not_be_watched(
+    capsys: pytest.CaptureFixture[str], options: tuple[str, ...], undo: bool, said: str
+) -> None:
+    cluster = Cluster([])
+    assert run(cluster, "drain", "--node", "10.0.0.2", *options) == 0
+    assert capsys.readouterr().out == said
+    assert cluster.ordered == [("/admin/drain", {"node": "10.0.0.2", "undo": undo})]
 
 
 def test_start_says_which_instances_can_serve_when_so_many_are_up(

@@ -25,6 +25,7 @@ from sterna.types import InstanceId
 from tests.frontend.http.opened import opened
 
 INSTANCES = [{"id": "i0", "state": "running", "freeness": 12.5}]
+NODES = [{"node": "10.0.0.1", "drained": False, "instances": ["i0"]}]
 JSON = {"Content-Type": "application/json"}
 RECENT = {"decisions": [], "ttft_s": [], "tpot_s": [], "waiting": 0}
 REQUESTS = [{"id": "chatcmpl-tern-9f86d081", "instance": "i0", "status": "running"}]
@@ -58,6 +59,12 @@ class ScriptedOperators:
 
     async def drain(self, instance_id: InstanceId, *, is_undo: bool) -> None:
         self.orders.append(f"drain {instance_id} undo={is_undo}")
+
+    async def drain_node(self, node: str, *, is_undo: bool) -> None:
+        self.orders.append(f"drain node {node} undo={is_undo}")
+
+    def list_nodes(self) -> list[dict[str, Any]]:
+        return NODES
 
     async def start_instances(self, num: int) -> None:
         self.orders.append(f"start {num}")
@@ -97,6 +104,7 @@ def move(operators: ScriptedOperators, body: object) -> Any:
 def test_instances_and_requests_are_listed():
     answers = client(ScriptedOperators())
     assert answers.get("/admin/instances").json() == INSTANCES
+    assert answers.get("/admin/nodes").json() == NODES
     assert answers.get("/admin/requests").json() == REQUESTS
 
 
@@ -188,6 +196,8 @@ def test_a_restart_with_options_that_can_work_answers_with_its_generation(surge:
     [
         ("drain", {"instance": "i1"}, "drain i1 undo=False"),
         ("drain", {"instance": "i1", "undo": True}, "drain i1 undo=True"),
+        ("drain", {"node": "10.0.0.2"}, "drain node 10.0.0.2 undo=False"),
+        ("drain", {"node": "10.0.0.2", "undo": True}, "drain node 10.0.0.2 undo=True"),
         ("start", {}, "start 1"),
         ("start", {"instances": 3}, "start 3"),
     ],
@@ -199,6 +209,15 @@ def test_a_drain_and_a_start_are_ordered_as_the_body_says(
     answer = client(operators).post(f"/admin/{path}", json=body)
     assert (answer.status_code, answer.json()) == (202, None)
     assert operators.orders == [order]
+
+
+@pytest.mark.parametrize("body", [{}, {"instance": "i1", "node": "10.0.0.2"}])
+def test_a_drain_is_of_an_instance_or_of_a_node(body: dict[str, str]) -> None:
+    operators = ScriptedOperators()
+    answer = client(operators).post("/admin/drain", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == "name either an instance or a node"
+    assert operators.orders == []
 
 
 ROUTES = ["migrate", "drain", "start", "restart"]

@@ -95,6 +95,22 @@ def test_the_supervisor_is_asked_about_instances_that_serve_and_that_start(
     assert (order.instance_id, order.is_undo) == (instance_id, False)
 
 
+def test_nodes_are_listed_with_their_instances_and_those_that_are_drained() -> None:
+    mailbox = Mailbox("127.0.0.1")
+    peers = Peers(mailbox)
+    members = tuple(InstanceMember(each, "a", node="10.0.0.2") for each in ("i0", "i1"))
+    absent = (Absent("i2", "pending"), Absent("i3", "starting", node="10.0.0.1"))
+    peers.on_membership(
+        Membership(1, members, (), None, absent, drained_nodes=("10.0.0.2", "10.0.0.3"))
+    )
+    assert operators_of(peers).list_nodes() == [
+        {"node": "10.0.0.1", "drained": False, "instances": ["i3"]},
+        {"node": "10.0.0.2", "drained": True, "instances": ["i0", "i1"]},
+        {"node": "10.0.0.3", "drained": True, "instances": []},
+    ]
+    mailbox.close()
+
+
 def test_what_the_supervisor_refuses_is_a_conflict() -> None:
     with pytest.raises(FleetError, match="is being drained already"):
         asyncio.run(drain("i0", "i0 is being drained already"))

@@ -57,7 +57,8 @@ def test_a_first_start_that_is_called_off_ends_nothing_else(
         actors: InstanceActors,
         instance_id: InstanceId,
         options: tuple[str, ...],
-        on_pending: Callable[[str | None], None],
+        on_pending: Callable[[str], None],
+        on_placed: Callable[[str], None],
     ) -> EngineFacts:
         if instance_id == I1:
             on_pending("no node has 2 GPUs free")

@@ -3,7 +3,7 @@ start: what stays reserved is room that no other instance gets."""
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,16 +37,24 @@ HANG_TIMEOUT_S = 30.0
 """No wait of a test takes so long unless something hangs."""
 
 
-class Group:
-    """A placement group with room for one instance."""
+NODES = {"aa": "10.0.0.1", "bb": "10.0.0.2"}
+"""Addresses of nodes by Ray's ids."""
 
-    def __init__(self, name: str, *, has_room: bool) -> None:
+
+class Group:
+    """A placement group with room for one instance.
+
+    Args:
+        nodes: those with room, of which it gets the first.
+    """
+
+    def __init__(self, name: str, nodes: list[str]) -> None:
         self.name = name
         self.bundle_specs = [{"CPU": 1.0}]
-        self.has_room = has_room
+        self.nodes = nodes
 
     def wait(self, timeout_s: float) -> bool:
-        return self.has_room
+        return bool(self.nodes)
 
 
 class Groups:
@@ -55,6 +63,7 @@ class Groups:
     def __init__(self) -> None:
         self.there: dict[str, Group] = {}
         self.has_room = True
+        self.nodes = dict(NODES)
         self.num_refused = 0
         self.num_attempts = 0
         self.may_answer = threading.Event()
@@ -63,9 +72,19 @@ class Groups:
         self._has_changed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
-    def add(self, bundles: list[dict[str, float]], name: str, lifetime: str) -> Group:
+    def add(
+        self,
+        bundles: list[dict[str, float]],
+        name: str,
+        lifetime: str,
+        bundle_label_selector: list[dict[str, str]] | None = None,
+    ) -> Group:
         assert lifetime == "detached"
-        self.there[name] = Group(name, has_room=self.has_room)
+        assert name not in self.there
+        (selector,) = bundle_label_selector or [{}]
+        left_out = selector.get("ray.io/node-id", "!in()")[len("!in(") : -1].split(", ")
+        nodes = [each for each in self.nodes if self.has_room and each not in left_out]
+        self.there[name] = Group(name, nodes)
         return self.there[name]
 
     def remove(self, group: Group) -> None:
@@ -76,6 +95,12 @@ class Groups:
             raise ray.exceptions.GetTimeoutError("the GCS server is dead")
         self.there.pop(group.name, None)
         self._loop.call_soon_threadsafe(self._has_changed.set)
+
+    def list_nodes(self) -> list[dict[str, Any]]:
+        return [
+            {"NodeID": node_id, "NodeManagerAddress": address, "Alive": True}
+            for node_id, address in self.nodes.items()
+        ]
 
     async def until_left(self, *names: str) -> None:
         """Wait until there are only these."""
@@ -88,7 +113,9 @@ class Groups:
             raise ValueError(f"no placement group is called {name}")
         return self.there[name]
 
-    def table(self) -> dict[str, dict[str, str]]:
+    def table(self, group: Group | None = None) -> dict[str, Any]:
+        if group is not None:
+            return {"bundles_to_node_id": {0: group.nodes[0]}}
         dead = {"name": "i99", "state": "REMOVED"}
         there = [{"name": each, "state": "CREATED"} for each in self.there]
         return {str(number): each for number, each in enumerate([dead, *there])}
@@ -159,11 +186,16 @@ def actor_class(handle: Handle) -> Any:
     return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda _: handle))
 
 
-def instances(handle: Handle, tasks: Tasks, monkeypatch: pytest.MonkeyPatch) -> InstanceActors:
+def instances(
+    handle: Handle,
+    tasks: Tasks,
+    monkeypatch: pytest.MonkeyPatch,
+    drained: Collection[str] = frozenset(),
+) -> InstanceActors:
     monkeypatch.setattr(instance_actors, "InstanceActor", actor_class(handle))
     emulated: Any = object()
     watching: Any = DoomedAtOnce()
-    return InstanceActors(CONFIG, b"args", emulated, {}, watching, tasks)
+    return InstanceActors(CONFIG, b"args", emulated, {}, watching, tasks, lambda: drained)
 
 
 Scenario = Callable[[Groups, Tasks], Coroutine[Any, Any, None]]
@@ -187,6 +219,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
         monkeypatch.setattr(placement, "remove_placement_group", groups.remove)
         monkeypatch.setattr(placement, "get_placement_group", groups.find)
         monkeypatch.setattr(placement, "placement_group_table", groups.table)
+        monkeypatch.setattr(ray, "nodes", groups.list_nodes)
         async with asyncio.timeout(HANG_TIMEOUT_S):
             await scenario(groups, tasks)
         tasks.cancel()
@@ -195,8 +228,8 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     return lambda scenario: asyncio.run(over_groups(scenario))
 
 
-def ignore(reason: str | None) -> None:
-    """That an instance waits for a place is not the matter."""
+def ignore(_: str) -> None:
+    """That an instance waits for a place, or where it has one, is not the matter."""
 
 
 def test_the_place_of_an_instance_that_has_ended_comes_back_whenever_rays_gcs_does(
@@ -205,7 +238,7 @@ def test_the_place_of_an_instance_that_has_ended_comes_back_whenever_rays_gcs_do
     async def scenario(groups: Groups, tasks: Tasks) -> None:
         hosted = instances(Handle(is_sound=True), tasks, monkeypatch)
         groups.num_refused = 2
-        await hosted.start(I0, (), ignore)
+        await hosted.start(I0, (), ignore, ignore)
         await hosted.ended(I0)
         await groups.until_left()
 
@@ -219,7 +252,7 @@ def test_nothing_is_left_of_an_instance_whose_start_has_failed_while_rays_gcs_wa
         hosted = instances(Handle(is_sound=False), tasks, monkeypatch)
         groups.num_refused = 2
         with pytest.raises(InstanceStartError):
-            await hosted.start(I0, (), ignore)
+            await hosted.start(I0, (), ignore, ignore)
         assert groups.there == {}
 
     assert run(scenario).num_attempts == 3
@@ -255,7 +288,7 @@ def test_the_place_that_a_start_waited_for_comes_back_when_it_is_called_off(
         hosted = instances(Handle(is_sound=True), tasks, monkeypatch)
         groups.has_room, groups.num_refused = False, 2
         is_pending = asyncio.Event()
-        start = asyncio.ensure_future(hosted.start(I0, (), lambda _: is_pending.set()))
+        start = asyncio.ensure_future(hosted.start(I0, (), lambda _: is_pending.set(), ignore))
         await is_pending.wait()
         start.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -278,7 +311,7 @@ def test_the_place_comes_back_of_an_instance_that_ray_cannot_be_asked_for(
         deaf = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=refuse))
         monkeypatch.setattr(instance_actors, "InstanceActor", deaf)
         with pytest.raises(InstanceStartError):
-            await hosted.start(I0, (), ignore)
+            await hosted.start(I0, (), ignore, ignore)
         assert groups.there == {}
 
     run(scenario)
@@ -326,7 +359,7 @@ def test_everything_else_goes_on_while_ray_is_asked_to_take_a_place_back(
     async def scenario(groups: Groups, tasks: Tasks) -> None:
         hosted = instances(Handle(is_sound=is_sound), tasks, monkeypatch)
         groups.may_answer.clear()
-        start = asyncio.ensure_future(hosted.start(I0, (), ignore))
+        start = asyncio.ensure_future(hosted.start(I0, (), ignore, ignore))
         if is_sound:
             await start
             await hosted.ended(I0)
@@ -358,11 +391,71 @@ def test_everything_else_goes_on_while_ray_is_asked_for_room(
         hosted = instances(Handle(is_sound=True), tasks, monkeypatch)
         groups.has_room = False
         is_pending = asyncio.Event()
-        start = asyncio.ensure_future(hosted.start(I0, (), lambda _: is_pending.set()))
+        start = asyncio.ensure_future(hosted.start(I0, (), lambda _: is_pending.set(), ignore))
         await is_asked.wait()
         may_answer.set()
         await is_pending.wait()
         start.cancel()
         await asyncio.wait((start,))
+
+    run(scenario)
+
+
+def test_an_instance_finds_its_place_beside_the_drained_nodes(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(groups: Groups, tasks: Tasks) -> None:
+        placed: list[str] = []
+        hosted = instances(Handle(is_sound=True), tasks, monkeypatch, {"10.0.0.1"})
+        await hosted.start(I0, (), ignore, placed.append)
+        assert placed == ["10.0.0.2"]
+
+    run(scenario)
+
+
+def test_a_start_that_waits_is_placed_by_the_nodes_that_are_drained_meanwhile(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is drained while it waits for any, and another one no longer."""
+
+    async def scenario(groups: Groups, tasks: Tasks) -> None:
+        drained, reasons, placed = {"10.0.0.1"}, asyncio.Queue(), []
+        hosted = instances(Handle(is_sound=True), tasks, monkeypatch, drained)
+        groups.has_room = False
+        start = asyncio.ensure_future(hosted.start(I0, (), reasons.put_nowait, placed.append))
+        assert (await reasons.get()).startswith("no node but drained ones (10.0.0.1) has room free")
+        groups.has_room = True
+        drained |= {"10.0.0.2"}
+        both = "no node but drained ones (10.0.0.1, 10.0.0.2) has room free"
+        assert (await reasons.get()).startswith(both)
+        drained -= {"10.0.0.1"}
+        await start
+        assert placed == ["10.0.0.1"]
+        assert set(groups.there) == {"i0"}
+
+    run(scenario)
+
+
+def test_a_place_on_a_node_that_joins_with_the_address_of_a_drained_one_is_given_back(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request could not leave it out."""
+
+    async def scenario(groups: Groups, tasks: Tasks) -> None:
+        placed: list[str] = []
+        hosted = instances(Handle(is_sound=True), tasks, monkeypatch, {"10.0.0.3"})
+        add = groups.add
+
+        def add_on_new_node(*args: Any, **options: Any) -> Group:
+            group = add(*args, **options)
+            if "cc" not in groups.nodes:
+                groups.nodes = {"cc": "10.0.0.3", **groups.nodes}
+                group.nodes = ["cc"]
+            return group
+
+        monkeypatch.setattr(placement, "placement_group", add_on_new_node)
+        await hosted.start(I0, (), ignore, placed.append)
+        assert placed == ["10.0.0.1"]
+        assert groups.num_attempts == 1
 
     run(scenario)

@@ -182,7 +182,7 @@ def test_an_instance_that_is_stopped_or_gone_while_it_starts_has_not_started(
         has_given_back.append(True)
 
     async def find_place(*_: object) -> Any:
-        return SimpleNamespace(options=dict, give_back=give_back)
+        return SimpleNamespace(options=dict, give_back=give_back), "10.0.0.1"
 
     async def scenario() -> None:
         tasks = Tasks()
@@ -192,11 +192,11 @@ def test_an_instance_that_is_stopped_or_gone_while_it_starts_has_not_started(
         monkeypatch.setattr(instance_actors, "find_place", find_place)
         emulated: Any = object()
         watching = WatchOfStarts(CONFIG.watch, tasks)
-        hosted = InstanceActors(CONFIG, b"args", emulated, {}, watching, tasks)
+        hosted = InstanceActors(CONFIG, b"args", emulated, {}, watching, tasks, tuple)
         halt(processes[0], number)
         async with asyncio.timeout(HANG_TIMEOUT_S):
             with pytest.raises(InstanceStartError, match=r"^instance i0 did not start: its proc"):
-                await hosted.start(InstanceId("i0"), (), lambda _: None)
+                await hosted.start(InstanceId("i0"), (), lambda _: None, lambda _: None)
         tasks.cancel()
 
     asyncio.run(scenario())

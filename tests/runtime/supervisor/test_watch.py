@@ -24,6 +24,8 @@ LEASE_S = 20.0
 CERTAIN_S = LEASE_S * (1 + DRIFT) + MARGIN_S
 THERE = ProcessIdentity("another node", 4711, 123456)
 
+HANG_TIMEOUT_S = 30.0
+
 NUM_TURNS = 20
 """More turns of the loop than anything here takes."""
 
@@ -91,6 +93,7 @@ def ended_after(
         actor: None if it did not answer a successor of its supervisor.
     """
     monkeypatch.setattr(watch, "own_node", lambda: "this node")
+    monkeypatch.setattr(watch, "node_address", lambda _: "10.0.0.2")
 
     async def scenario(loop: SkippingLoop) -> list[bool]:
         tasks = Tasks()
@@ -133,6 +136,28 @@ def test_an_instance_that_is_killed_on_its_node_is_dead_at_once(
     monkeypatch: pytest.MonkeyPatch, actor: LostInstance | None
 ) -> None:
     assert ended_after(monkeypatch, 0.0, is_within_reach=True, actor=actor) == [True]
+
+
+def test_a_node_that_is_lost_is_named_by_its_address(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As `sterna instances` shows it."""
+    addresses = {THERE.node_id: "10.0.0.2"}
+    monkeypatch.setattr(watch, "own_node", lambda: "this node")
+    monkeypatch.setattr(watch, "node_address", addresses.__getitem__)
+
+    async def scenario() -> None:
+        tasks = Tasks()
+        watching = WatchOf(NodeActor(is_within_reach=False), tasks)
+        ended = asyncio.ensure_future(watching.until_ended("i1", LostInstance(), THERE))
+        await asyncio.sleep(0)
+        async with asyncio.timeout(HANG_TIMEOUT_S):
+            await watching._look_at(THERE.node_id)
+        ended.cancel()
+        tasks.cancel()
+
+    asyncio.run(scenario())
+    assert "node lost node=10.0.0.2 ray_id=another node" in caplog.text
 
 
 def test_of_silent_instances_those_of_this_node_are_killed_and_the_others_are_left(

@@ -1,4 +1,5 @@
-"""Instances on several nodes of Ray, one of which dies as a machine does: all of it, at once."""
+"""Instances on several nodes of Ray, one of which dies as a machine does: all of it, at once; or is
+drained before."""
 
 from collections.abc import Iterator
 
@@ -23,6 +24,9 @@ from tests.serve.server import (
 )
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
+
+DRAINED, OTHER = "127.0.0.2", "127.0.0.3"
+"""Addresses of two nodes."""
 
 NUM_CLIENTS = 8
 LEASE_S = 10.0
@@ -92,4 +96,34 @@ def test_the_instances_of_a_node_that_dies_are_lost_and_no_stream_is(
     nodes.append(Node(address, environment, own_address()))
     running = dict.fromkeys(("i0", "i1", "i3"), "running")
     until(lambda: states(server) == running, "its successor has a node", NODE_TIMEOUT_S)
+    until(server.is_empty, "nothing is left of the requests")
+
+
+def nodes_of(server: ServerProcess) -> dict[str, tuple[str, str | None]]:
+    """The state and the node of each instance."""
+    return {each["id"]: (each["state"], each["node"]) for each in server.instances()}
+
+
+def test_a_drained_node_has_no_instances_until_that_is_undone_and_no_stream_is_cut(
+    server: ServerProcess, environment: dict[str, str], nodes: list[Node]
+) -> None:
+    """The instance in place of the one that leaves waits, though there is room where that was."""
+    address = join_address(server)
+    ask(server.url, "POST", "/admin/start", None, {"instances": 2})
+    for number, host in enumerate((DRAINED, OTHER), start=2):
+        nodes.append(Node(address, environment, host))
+        until(lambda n=number: num_serving(server) == n, "it has one", NODE_TIMEOUT_S)
+    (leaves,) = [each for each, (_, node) in nodes_of(server).items() if node == DRAINED]
+    with Load(server, NUM_CLIENTS) as load:
+        load.until_ended(NUM_CLIENTS)
+        ask(server.url, "POST", "/admin/drain", None, {"node": DRAINED})
+        until(lambda: leaves not in states(server), "it is empty", NODE_TIMEOUT_S)
+        until(lambda: nodes_of(server)["i3"] == ("pending", None), "another one waits")
+    assert load.seen().failures == []
+    (waits,) = [each for each in server.instances() if each["id"] == "i3"]
+    assert f"no node but drained ones ({DRAINED}) has " in waits["note"]
+    listed = {each["node"]: each for each in ask(server.url, "GET", "/admin/nodes", None)}
+    assert listed[DRAINED] == {"node": DRAINED, "drained": True, "instances": []}
+    ask(server.url, "POST", "/admin/drain", None, {"node": DRAINED, "undo": True})
+    until(lambda: nodes_of(server)["i3"] == ("running", DRAINED), "it is there", NODE_TIMEOUT_S)
     until(server.is_empty, "nothing is left of the requests")

@@ -17,6 +17,9 @@ from sterna.errors import SternaError
 DEFAULT_URL = "http://127.0.0.1:8000"
 REQUEST_TIMEOUT_S = 60.0
 
+UNTIL_UNDONE = "no instance is placed there until `sterna drain --undo --node {node}`"
+"""End of a message about a node."""
+
 
 class ServerError(SternaError):
     """The server could not be reached, or refused a command; the message is for the operator."""
@@ -70,9 +73,13 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
 
 def _instances(args: argparse.Namespace) -> int:
     rows = ask(args.url, "GET", "/admin/instances", args.api_key)
-    columns = ("id", "state", "used_tokens", "total_tokens", "freeness", "running", "queuing")
+    columns = ("id", "node", "state", "used_tokens", "total_tokens", "freeness", "running")
     notes = ("note",) if any(row.get("note") for row in rows) else ()
-    _print(rows, (*columns, "migrating", *notes), args.json)
+    _print(rows, (*columns, "queuing", "migrating", *notes), args.json)
+    if not args.json:
+        for each in ask(args.url, "GET", "/admin/nodes", args.api_key):
+            if each["drained"]:
+                print(f"{each['node']} is drained: {UNTIL_UNDONE.format(**each)}")
     return 0
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from sterna.cli.operate.admin_commands import (
+    UNTIL_UNDONE,
     ServerError,
     UnavailableError,
     add_server_options,
@@ -41,12 +42,23 @@ def add_commands(commands: Any) -> None:
     """Add the commands to the parser's subcommands."""
     drain = commands.add_parser(
         "drain",
-        help="empty an instance without cutting a stream, then end it",
+        help="empty an instance, or all of a node, without cutting a stream, then end them",
         description="Its requests move to others while they run; it ends when it is empty.",
     )
-    drain.add_argument("instance", help="the instance's id, as `sterna instances` shows it")
+    drained = drain.add_mutually_exclusive_group(required=True)
+    drained.add_argument(
+        "instance", nargs="?", help="the instance's id, as `sterna instances` shows it"
+    )
+    drained.add_argument(
+        "--node",
+        metavar="ADDRESS",
+        help="all instances of the node with this address, as `sterna instances` shows it; as many "
+        "as before are wanted, and none is placed on the node until --undo",
+    )
     drain.add_argument(
-        "--undo", action="store_true", help="have it serve again, unless it is empty already"
+        "--undo",
+        action="store_true",
+        help="have it serve again, unless it is empty already; place instances on the node again",
     )
     start = commands.add_parser("start", help="start more instances")
     start.add_argument("num", nargs="?", type=int, default=1, metavar="N", help="default: 1")
@@ -78,6 +90,8 @@ def add_commands(commands: Any) -> None:
 
 
 def _drain(args: argparse.Namespace) -> int:
+    if args.node is not None:
+        return _drain_node(args)
     body = {"instance": args.instance, "undo": args.undo}
     ask(args.url, "POST", "/admin/drain", args.api_key, body)
     if args.undo:
@@ -89,6 +103,44 @@ def _drain(args: argparse.Namespace) -> int:
     wait_for_end(args.instance, _watch(args, lambda row: row["id"] == args.instance))
     print(f"{args.instance} has ended")
     return 0
+
+
+def _drain_node(args: argparse.Namespace) -> int:
+    body = {"node": args.node, "undo": args.undo}
+    ask(args.url, "POST", "/admin/drain", args.api_key, body)
+    if args.undo:
+        print(f"{args.node} takes instances again")
+        return 0
+    if args.no_wait:
+        print(f"{args.node} is being drained; `sterna instances` shows how far it is")
+        return 0
+    wait_for_empty_node(args.node, _watch(args, lambda row: row["node"] == args.node))
+    print(f"{args.node} is empty: {UNTIL_UNDONE.format(node=args.node)}")
+    return 0
+
+
+def wait_for_empty_node(node: str, polls: Iterable[Rows]) -> None:
+    """Return when no instance is on the node, which is being drained.
+
+    Args:
+        polls: the instances, as each poll lists them.
+
+    Raises:
+        ServerError: the drain was undone.
+    """
+    has_begun = False
+    for number, rows in enumerate(polls):
+        if not rows:
+            # A scheduler that has just replaced another one knows no instance yet.
+            continue
+        there = [row for row in rows if row["node"] == node]
+        if not there:
+            return
+        # One that is to leave has a note, also while it is the last that takes requests.
+        has_begun = has_begun or any(row["note"] for row in there) or number >= NUM_LATE_POLLS
+        stays = all(row["state"] == "running" and row["note"] is None for row in there)
+        if has_begun and stays:
+            raise ServerError(f"{node} was told to have instances: the drain was undone")
 
 
 def wait_for_end(instance_id: str, polls: Iterable[Rows]) -> None:

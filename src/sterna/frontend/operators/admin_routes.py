@@ -1,8 +1,9 @@
 """Admin routes: the API for operators, beside OpenAI's, with lists, migrations and orders.
 
-    GET  /admin/instances   [{id, state, total_tokens, used_tokens, freeness, running, queuing,
-                              migrating, head_demand_tokens, preemptions, migrations_committed,
-                              migrations_aborted, generation, note}]
+    GET  /admin/instances   [{id, node, state, total_tokens, used_tokens, freeness, running,
+                              queuing, migrating, head_demand_tokens, preemptions,
+                              migrations_committed, migrations_aborted, generation, note}]
+    GET  /admin/nodes       [{node, drained, instances}]: those that have instances or are drained
     GET  /admin/requests    [{id, instance, status, num_tokens, ...}]; ?timeout_s=2: of the
                               instances that answer within this time; those that the scheduler
                               holds have no instance
@@ -13,7 +14,8 @@
     POST /admin/migrate     {request, to, mode} -> {request, from, to, stages, suspended_ms};
                             a list of these when the name stands for several requests
     POST /admin/drain       {instance, undo} -> null: empty the instance, then end it; or let it
-                            serve on
+                            serve on; {node, undo}: so for all instances of this node, and place
+                            none there; or place some there again
     POST /admin/start       {instances} -> null: start this number of instances more
     POST /admin/restart     {options, surge} -> {generation}: replace every instance, one at a
                             time, by one of this generation
@@ -91,9 +93,10 @@ class MigrateBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class DrainBody(msgspec.Struct, forbid_unknown_fields=True):
-    """The instance to empty; see `Operators.drain`."""
+    """The instance or the node to empty; see `Operators.drain` and `drain_node`."""
 
-    instance: InstanceId
+    instance: InstanceId | None = None
+    node: str | None = None
     undo: bool = False
 
 
@@ -140,6 +143,10 @@ def add_admin_routes(
     async def list_instances() -> Response:
         return JSONResponse(await operators.list_instances())
 
+    @router.get("/nodes")
+    async def list_nodes() -> Response:
+        return JSONResponse(operators.list_nodes())
+
     @router.get("/requests")
     async def list_requests(
         timeout_s: Annotated[float | None, Query(gt=0.0, le=MAX_LAST_S)] = None,
@@ -171,7 +178,12 @@ def add_admin_routes(
     @router.post("/drain")
     async def drain(request: Request) -> Response:
         body = await _body(request, DrainBody)
-        await operators.drain(body.instance, is_undo=body.undo)
+        if body.instance is not None and body.node is None:
+            await operators.drain(body.instance, is_undo=body.undo)
+        elif body.node is not None and body.instance is None:
+            await operators.drain_node(body.node, is_undo=body.undo)
+        else:
+            raise BadRequestError("name either an instance or a node")
         return JSONResponse(None, HTTPStatus.ACCEPTED)
 
     @router.post("/start")

@@ -20,9 +20,12 @@ from sterna.frontend.peers import SCHEDULER, SUPERVISOR, Peers, Questions
 from sterna.frontend.requests.histories import MAX_DECISIONS, MAX_ENDED
 from sterna.frontend.requests.request_ids import meant
 from sterna.messages.actors import (
+    Absent,
     AdminReply,
     DescribeHistory,
     DrainInstance,
+    DrainNode,
+    InstanceMember,
     ListInstances,
     ListRecent,
     ListRequests,
@@ -97,6 +100,22 @@ class Operators:
 
         instances: list[Described] = _decoded(await self._questions.ask(None, send))
         return instances
+
+    def list_nodes(self) -> list[Described]:
+        """Return the nodes that have instances or are drained, by their addresses."""
+        membership = self._peers.membership
+        instances: dict[str, list[InstanceId]] = {each: [] for each in membership.drained_nodes}
+        members: tuple[InstanceMember | Absent, ...] = (
+            *membership.instances,
+            *membership.absent,
+        )
+        for each in members:
+            if each.node is not None:
+                instances.setdefault(each.node, []).append(each.instance_id)
+        return [
+            {"node": node, "drained": node in membership.drained_nodes, "instances": there}
+            for node, there in sorted(instances.items())
+        ]
 
     async def list_requests(self, timeout_s: float | None = None) -> list[Described]:
         """Return the live requests; those that wait at the scheduler are on no instance (None), and
@@ -258,6 +277,16 @@ class Operators:
         _check_known(instance_id, (*self._peers.instances, *absent))
         await self._ask_supervisor(
             lambda query_id: DrainInstance(self._own_address, query_id, instance_id, is_undo)
+        )
+
+    async def drain_node(self, node: str, *, is_undo: bool = False) -> None:
+        """Empty the instances of the node with this address and place none there, or undo that;
+        returns when it has begun.
+
+        Raises: as `drain`.
+        """
+        await self._ask_supervisor(
+            lambda query_id: DrainNode(self._own_address, query_id, node, is_undo)
         )
 
     async def start_instances(self, num_instances: int) -> None:

@@ -28,6 +28,19 @@ def own_node() -> str:
     return node_id
 
 
+def node_addresses() -> dict[str, str]:
+    """Return the address of each live node by Ray's id of the node."""
+    return {each["NodeID"]: each["NodeManagerAddress"] for each in ray.nodes() if each["Alive"]}
+
+
+def node_address(node_id: str) -> str:
+    """Return the address of a node, also of one that Ray has lost; its id if Ray does not know
+    it."""
+    found = (each["NodeManagerAddress"] for each in ray.nodes() if each["NodeID"] == node_id)
+    address: str = next(found, node_id)
+    return address
+
+
 def staying_here() -> dict[str, Any]:
     """Return the options with which an actor runs on the node of this process or not at all: by
     default Ray starts it on any node."""

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -69,6 +69,7 @@ class InstanceActors:
         environment: environment variables of processes that run vLLM.
         watch: detects the ends of instances.
         tasks: runs the cleanup after their ends.
+        drained_nodes: that of `find_place`.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class InstanceActors:
         environment: dict[str, str],
         watch: Watch,
         tasks: Tasks,
+        drained_nodes: Callable[[], Collection[str]],
     ) -> None:
         self._config = config
         self._args = args
@@ -87,6 +89,7 @@ class InstanceActors:
         self._watch = watch
         self._tasks = tasks
         self._versions = installed_versions(*EQUAL_PACKAGES)
+        self._drained_nodes = drained_nodes
         self._hosted: dict[InstanceId, _HostedActor] = {}
 
     def hosted(self) -> dict[InstanceId, HostedInstance]:
@@ -107,13 +110,15 @@ class InstanceActors:
         self,
         instance_id: InstanceId,
         options: tuple[str, ...],
-        on_pending: Callable[[str | None], None],
+        on_pending: Callable[[str], None],
+        on_placed: Callable[[str], None],
     ) -> EngineFacts:
         """Start an instance as soon as there is a place for it.
 
         Args:
             options: further options of vLLM, which overrule those of `vllm serve`.
             on_pending: that of `find_place`.
+            on_placed: called with the address of the node that has a place.
 
         Raises:
             InstanceStartError: it did not start, and nothing is left of it.
@@ -123,13 +128,15 @@ class InstanceActors:
             raise InstanceStartError(
                 f"instance {instance_id}: Ray's GCS does not answer", is_of_options=False
             )
-        place = await find_place(
+        place, node = await find_place(
             instance_id,
             config.cpus_per_instance,
             config.num_gpus_per_instance,
+            self._drained_nodes,
             on_pending,
             self._tasks,
         )
+        on_placed(node)
         # An emulated engine does not use the imports that a fork has.
         runtime_env = forked_runtime_env() if self._emulated is None else {}
         name = f"{INSTANCE}{instance_id}"

@@ -7,11 +7,12 @@ demand and can add a node; the instance is *pending* until then.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import ray
 from ray.util.placement_group import (
+    NODE_ID_LABEL_KEY,
     PlacementGroup,
     get_placement_group,
     placement_group,
@@ -21,7 +22,7 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from sterna.own_log import LogThrottle
-from sterna.runtime.actors.addresses import is_gcs_up
+from sterna.runtime.actors.addresses import is_gcs_up, node_address, node_addresses
 from sterna.runtime.supervisor.ray_errors import reason_of
 from sterna.runtime.supervisor.tasks import Tasks
 
@@ -75,37 +76,46 @@ async def find_place(
     name: str,
     num_cpus: float,
     num_gpus: int,
-    on_pending: Callable[[str | None], None],
+    drained_nodes: Callable[[], Collection[str]],
+    on_pending: Callable[[str], None],
     tasks: Tasks,
-) -> Place:
-    """Return a place with these resources, as soon as there is one.
+) -> tuple[Place, str]:
+    """Return a place with these resources, as soon as there is one, and the address of its node.
 
     Args:
         name: its key in `find_places`; the place outlives this process.
-        on_pending: called with the reason when it has to be waited for, and with None when the
-            wait is over.
+        drained_nodes: returns the addresses of the nodes on which it must not be; they may change
+            meanwhile.
+        on_pending: called with the reason when it has to be waited for.
         tasks: runs the return of the place if this call is cancelled.
     """
     bundle: dict[str, float] = {"CPU": max(num_cpus, SMALLEST_SHARE)}
     if num_gpus:
         bundle["GPU"] = num_gpus
-    # One bundle is never spread over nodes: ranks of one engine share memory.
-    # In a thread, here and below, since a call blocks while Ray's GCS is away.
-    group = await asyncio.to_thread(placement_group, [bundle], name=name, lifetime="detached")
-    place = Place(group)
-    try:
-        # `ready()` would start a process of its own for this.
-        if not await asyncio.to_thread(group.wait, PENDING_AFTER_S):
-            reason = await asyncio.to_thread(_reason, bundle)
-            logger.warning("instance waits for a place instance=%s because %s", name, reason)
-            on_pending(reason)
-            while not await asyncio.to_thread(group.wait, PENDING_AFTER_S):
-                pass
-    except BaseException:
-        tasks.begin(place.give_back())
-        raise
-    on_pending(None)
-    return place
+    while True:
+        drained = frozenset(drained_nodes())
+        # In a thread, here and below, since a call blocks while Ray's GCS is away.
+        group = await asyncio.to_thread(_request, name, bundle, drained)
+        place = Place(group)
+        try:
+            # `ready()` would start a process of its own for this.
+            is_granted = await asyncio.to_thread(group.wait, PENDING_AFTER_S)
+            if not is_granted:
+                reason = await asyncio.to_thread(_reason, bundle, drained)
+                logger.warning("instance waits for a place instance=%s because %s", name, reason)
+                on_pending(reason)
+            # A request keeps the nodes that it leaves out.
+            while not is_granted and drained == frozenset(drained_nodes()):
+                is_granted = await asyncio.to_thread(group.wait, PENDING_AFTER_S)
+            if is_granted:
+                node = await asyncio.to_thread(_node_of, group)
+                # A node may also have joined with the address of a drained one.
+                if node not in drained_nodes():
+                    return place, node
+            await place.give_back()
+        except BaseException:
+            tasks.begin(place.give_back())
+            raise
 
 
 def find_places() -> dict[str, Place]:
@@ -119,11 +129,30 @@ def find_places() -> dict[str, Place]:
     return places
 
 
-def _reason(bundle: Mapping[str, float]) -> str:
+def _request(name: str, bundle: dict[str, float], drained: Collection[str]) -> PlacementGroup:
+    """Request a place on any node but these."""
+    there = node_addresses() if drained else {}
+    left_out = ", ".join(each for each, address in there.items() if address in drained)
+    # One bundle is never spread over nodes: ranks of one engine share memory.
+    return placement_group(
+        [bundle],
+        name=name,
+        lifetime="detached",
+        bundle_label_selector=[{NODE_ID_LABEL_KEY: f"!in({left_out})"}] if left_out else None,
+    )
+
+
+def _node_of(group: PlacementGroup) -> str:
+    """The address of the node on which a place is."""
+    return node_address(placement_group_table(group)["bundles_to_node_id"][0])
+
+
+def _reason(bundle: Mapping[str, float], drained: Collection[str]) -> str:
     names = {"CPU": "CPUs", "GPU": "GPUs"}
     asked = " and ".join(
         f"{count:g} {names[name]}" for name, count in bundle.items() if count > SMALLEST_SHARE
     )
     free = ray.available_resources()
     left = " and ".join(f"{free.get(name, 0):g} {names[name]}" for name in bundle)
-    return f"no node has {asked or 'room'} free (in all {left} are): waiting for one"
+    nodes = f"no node but drained ones ({', '.join(sorted(drained))})" if drained else "no node"
+    return f"{nodes} has {asked or 'room'} free (in all {left} are): waiting for one"

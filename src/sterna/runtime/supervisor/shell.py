@@ -15,11 +15,11 @@ from sterna.config import ClusterConfig
 from sterna.engine.emulated.emulated_engine import EmulatedOptions
 from sterna.engine.interface import EngineFacts
 from sterna.errors import InstanceStartError
-from sterna.messages.actors import Heartbeat, HeartbeatAnswer, WireMessage
+from sterna.messages.actors import DrainNode, Heartbeat, HeartbeatAnswer, WireMessage
 from sterna.messaging.mailbox import Mailbox
 from sterna.messaging.send_effects import KeepOnly, ToMailbox, Unexpected
 from sterna.runtime.actors.actor_classes import remote_class
-from sterna.runtime.actors.addresses import own_host
+from sterna.runtime.actors.addresses import is_gcs_up, node_addresses, own_host
 from sterna.runtime.actors.packed_args import PackedArgs
 from sterna.runtime.processes.log_lines import configure_logging
 from sterna.runtime.processes.process import own_identity
@@ -31,6 +31,7 @@ from sterna.runtime.supervisor.tasks import Tasks
 from sterna.runtime.supervisor.watch import Watch
 from sterna.supervisor.core import (
     NotTerminated,
+    OperatorDrain,
     OperatorTermination,
     SupervisorCore,
     SupervisorEffect,
@@ -192,7 +193,13 @@ class Supervisor:
         self._watch = Watch(config.watch, self._tasks)
         self._services.configure(config, args.for_frontends, self._watch)
         self._instances = InstanceActors(
-            config, args.for_instances, emulated, self._environment, self._watch, self._tasks
+            config,
+            args.for_instances,
+            emulated,
+            self._environment,
+            self._watch,
+            self._tasks,
+            lambda: self._fleet.drained_nodes,
         )
         self._mailbox = Mailbox(own_host(config.internal_host), config.mailbox_keys)
         self._tasks.begin(self._mailbox.deliver(self._on_message))
@@ -230,7 +237,16 @@ class Supervisor:
             if self._instances.on_weights(instance_id, message.weight_updates):
                 self._announce(WEIGHTS_DELAY_S)
             return
+        if isinstance(message, DrainNode):
+            self._tasks.begin(self._on_drain_node(message))
+            return
         self._carry_out(self._core.on_message(message, _now_s()))
+
+    async def _on_drain_node(self, order: DrainNode) -> None:
+        """Carry out the order with the nodes that there are."""
+        found = await asyncio.to_thread(node_addresses) if is_gcs_up() else {}
+        nodes = sorted(set(found.values()))
+        self._carry_out(self._core.on_drain_node(order, nodes, _now_s()))
 
     def _answer(self, instance_id: InstanceId, asked_s: float | None = None) -> None:
         """Answer the heartbeat that an instance sent at this time; None asks for the first one."""
@@ -270,6 +286,8 @@ class Supervisor:
                     logger.info("not terminated instance=%s reason=%s", instance_id, reason)
                 case OperatorTermination(instance_id, is_undo):
                     logger.info("an operator drains instance=%s undo=%s", instance_id, is_undo)
+                case OperatorDrain(node, is_undo):
+                    logger.info("an operator drains node=%s undo=%s", node, is_undo)
                 case Unexpected(message):
                     logger.error("unexpected message type=%s", type(message).__name__)
         if must_announce:
@@ -329,6 +347,7 @@ class Supervisor:
             instance_id,
             self._core.options[generation],
             lambda reason: self._carry_out(self._fleet.on_pending(instance_id, reason)),
+            lambda node: self._carry_out(self._fleet.on_placed(instance_id, node)),
         )
         self._on_facts(facts)
         self._tasks.begin(self._watch_instance(instance_id))

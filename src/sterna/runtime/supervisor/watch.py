@@ -19,7 +19,7 @@ from sterna.config import WatchConfig
 from sterna.errors import SternaError
 from sterna.messages.actors import Heartbeat
 from sterna.own_log import FILES_ADVICE, LogThrottle
-from sterna.runtime.actors.addresses import own_node
+from sterna.runtime.actors.addresses import node_address, node_addresses, own_node
 from sterna.runtime.processes.process import end_process, state_of_process
 from sterna.runtime.supervisor.ray_errors import reason_of
 from sterna.runtime.supervisor.tasks import Tasks
@@ -251,11 +251,12 @@ class Watch:
             except ray.exceptions.RayError as error:
                 if await self._is_back(node_id, error):
                     continue
-                logger.error("node lost node=%s", node_id)
+                address = await asyncio.to_thread(node_address, node_id)
+                logger.error("node lost node=%s ray_id=%s", address, node_id)
                 return
             if ProcessState.UNSEEN in states and throttle.is_due():
                 logger.error(
-                    "processes cannot be looked at, and count as running node=%s unseen=%d; %s",
+                    "processes cannot be looked at, and count as running ray_id=%s unseen=%d; %s",
                     node_id,
                     states.count(ProcessState.UNSEEN),
                     FILES_ADVICE,
@@ -280,9 +281,10 @@ class Watch:
 
     async def _is_back(self, node_id: str, error: ray.exceptions.RayError) -> bool:
         """Whether a node whose watcher was lost may be asked again; if not, Ray has lost it."""
-        logger.warning("watcher lost node=%s reason=%s", node_id, reason_of(error))
+        address = await asyncio.to_thread(node_address, node_id)
+        logger.warning("watcher lost node=%s reason=%s", address, reason_of(error))
         await asyncio.sleep(RETRY_DELAY_S)
-        is_alive = await asyncio.to_thread(_is_alive, node_id)
+        is_alive = node_id in await asyncio.to_thread(node_addresses)
         if is_alive:
             self._nodes[node_id] = None
         else:
@@ -324,10 +326,6 @@ async def forget(actor: Any) -> None:
     is away."""
     with contextlib.suppress(ray.exceptions.RayError):
         await asyncio.to_thread(ray.kill, actor)
-
-
-def _is_alive(node_id: str) -> bool:
-    return any(node["NodeID"] == node_id and node["Alive"] for node in ray.nodes())
 
 
 def _now_s() -> float:
