@@ -242,8 +242,10 @@ def test_with_a_certificate_probes_and_prometheus_speak_tls() -> None:
     manifests = rendered(values)
     for deployment in of_kind("Deployment", manifests):
         container = container_of(deployment)
-        files = ["--ssl-certfile=/etc/sterna-tls/tls.crt", "--ssl-keyfile=/etc/sterna-tls/tls.key"]
-        assert [each for each in container["args"] if "ssl" in each] == files
+        assert [each for each in container["args"] if "ssl" in each] == [
+            *("--ssl-certfile=/etc/sterna-tls/tls.crt", "--ssl-keyfile=/etc/sterna-tls/tls.key"),
+            "--enable-ssl-refresh",
+        ]
         for probe in ("startupProbe", "readinessProbe"):
             assert container[probe]["httpGet"] == {
                 **{"path": "/health", "port": "http", "scheme": "HTTPS"}

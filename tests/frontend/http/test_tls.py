@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import shutil
 import socket
 import ssl
 import subprocess
@@ -19,6 +20,7 @@ import uvloop
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from sterna.frontend.http.tls import reload_certificates
 from tests.clocks import SkippingLoop, run_skipping
 from tests.frontend.http.test_slow_clients import (
     LARGE,
@@ -36,7 +38,10 @@ LARGE_BYTES = 400 << 16
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file with a certificate of localhost's and its key."""
-    folder = tmp_path_factory.mktemp("tls")
+    return new_certificate(tmp_path_factory.mktemp("tls"))
+
+
+def new_certificate(folder: Path) -> Path:
     kind = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
     names = ("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost")
     files = ("-keyout", "both.pem", "-out", "cert.pem")
@@ -190,6 +195,75 @@ def test_who_speaks_no_tls_is_hung_up_on(context: ssl.SSLContext, run: Run) -> N
             assert b"HTTP" not in await until_cut(await dial(port, SHORT))
 
     run(test())
+
+
+class Secret:
+    """A folder as Kubernetes mounts a Secret: its files are links into one that is swapped.
+
+    Attributes:
+        certificate, key: paths of the links.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._num_versions = 0
+        self.certificate, self.key = folder / "tls.crt", folder / "tls.key"
+        self.certificate.symlink_to("..data/cert.pem")
+        self.key.symlink_to("..data/both.pem")
+
+    def update(self, *, is_whole: bool = True) -> str:
+        """Put a new certificate there, and remove the old one; returns it.
+
+        Args:
+            is_whole: whether its key comes along; otherwise another one.
+        """
+        self._num_versions += 1
+        new = self._folder / f"..{self._num_versions}"
+        new.mkdir()
+        new_certificate(new)
+        text = (new / "cert.pem").read_text()
+        if not is_whole:
+            new_certificate(new)
+            (new / "cert.pem").write_text(text)
+        data, link = self._folder / "..data", self._folder / "..data_tmp"
+        old = data.resolve() if data.is_symlink() else None
+        link.symlink_to(new.name)
+        link.rename(data)
+        if old is not None:
+            shutil.rmtree(old)
+        return text
+
+
+def test_a_certificate_is_read_again_each_time_that_kubernetes_swaps_it(
+    tmp_path: Path, run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The old one stays while what is there does not fit together."""
+    secret = Secret(tmp_path)
+    secret.update()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(secret.certificate, secret.key)
+    logged = asyncio.Event()
+    noted = caplog.filtering(lambda record: logged.set() or True)
+
+    async def test() -> None:
+        files = str(secret.certificate), str(secret.key), None
+        reloading = asyncio.create_task(reload_certificates(context, *files, interval_s=0.001))
+        await asyncio.sleep(0)
+        async with served(HttpToolsProtocol, context=context) as (_, port):
+            shown = ""
+            for is_whole in (True, True, False, True):
+                new = secret.update(is_whole=is_whole)
+                await logged.wait()
+                logged.clear()
+                before = shown
+                shown = await asyncio.to_thread(ssl.get_server_certificate, ("127.0.0.1", port))
+                assert shown == (new if is_whole else before)
+        reloading.cancel()
+
+    with noted, caplog.at_level(logging.INFO, "sterna.frontend.http.tls"):
+        run(test())
+    assert caplog.text.count("certificate read again") == 3
+    assert caplog.text.count("certificate not read, the one before stays") == 1
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from sterna.messages.actors import StartInstances
 from sterna.messaging.mailbox import draw_keys
 from sterna.messaging.reliable_channel import MESSAGE, Head
 from tests.serve.emulated.quick import MODEL, quick_server
-from tests.serve.server import ServerProcess
+from tests.serve.server import ServerProcess, until
 
 pytestmark = [pytest.mark.ray, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -35,6 +35,11 @@ HELLO = {"model": MODEL, "prompt": "Hello", "max_tokens": 3}
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder: Path = tmp_path_factory.mktemp("strangers")
     (folder / "keys.yaml").write_text(KEYS)
+    make_certificate(folder)
+    return folder
+
+
+def make_certificate(folder: Path) -> None:
     kind = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2")
     subject = ("-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1")
     files = ("-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem"))
@@ -43,14 +48,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         check=True,
         capture_output=True,
     )
-    return folder
 
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[ServerProcess]:
     options = [
         *("--ssl-certfile", str(folder / "cert.pem"), "--ssl-keyfile", str(folder / "key.pem")),
-        *("--api-keys", str(folder / "keys.yaml"), "--instances", "2"),
+        *("--api-keys", str(folder / "keys.yaml"), "--instances", "2", "--enable-ssl-refresh"),
     ]
     with quick_server(folder, *options, is_tls=True) as server:
         yield server
@@ -74,6 +78,15 @@ def test_https_answers_with_the_certificate_that_was_given(
     with httpx.Client() as plain, pytest.raises(httpx.TransportError):
         plain.get(f"http://127.0.0.1:{server.port}/health")
     assert "curl https://127.0.0.1" in server.log
+
+
+def test_a_new_certificate_is_given_to_new_connections(server: ServerProcess, folder: Path) -> None:
+    make_certificate(folder)
+    renewed = (folder / "cert.pem").read_text()
+    address = "127.0.0.1", server.port
+    until(lambda: ssl.get_server_certificate(address) == renewed, "it is read again")
+    with client(server, folder, "sk-shop") as http:
+        assert http.post("/v1/completions", json=HELLO).status_code == 200
 
 
 def test_the_operators_commands_speak_https_and_need_an_operators_key(

@@ -1,4 +1,5 @@
-"""TLS handshakes with a time-out, and within the limit for connections.
+"""TLS handshakes with a time-out, and within the limit for connections; certificates that are read
+again when they change.
 
 asyncio's own TLS gives a handshake a minute, and reports the connection only after it. Until then
 the connection would have a descriptor without counting in the limit (`slow_clients`).
@@ -6,7 +7,9 @@ the connection would have a descriptor without counting in the limit (`slow_clie
 
 import asyncio
 import logging
+import os
 import ssl
+from collections.abc import Iterable
 from typing import Any
 
 from sterna.frontend.http.slow_clients import HIGH_WATER_BYTES, ConnectionLimit
@@ -16,6 +19,9 @@ logger = logging.getLogger(__name__)
 SHUTDOWN_TIMEOUT_S = 24 * 3600.0
 """Time-out for the end of TLS. The rest of the answer is sent before it, and `slow_clients` limits
 its reader: asyncio's half a minute would cut a client that reads steadily for longer."""
+
+RELOAD_INTERVAL_S = 10.0
+"""Time between two looks at the files of a certificate."""
 
 
 def behind_tls(
@@ -151,3 +157,54 @@ class _Handshake(asyncio.Protocol):
         self._next.connection_made(through_tls)
         if self._through_tls and not through_tls.is_closing():
             self._next.data_received(bytes(self._through_tls))
+
+
+async def reload_certificates(
+    context: ssl.SSLContext,
+    certificate: str,
+    key: str | None,
+    authorities: str | None,
+    interval_s: float = RELOAD_INTERVAL_S,
+) -> None:
+    """Read the certificate of a context again whenever its files change; runs until cancelled.
+
+    vLLM's `SSLCertRefresher` has the kernel watch the files that it finds. Kubernetes puts each new
+    version of a Secret beside the old one and swaps a symbolic link: after the first time nothing
+    watches the new files.
+
+    Args:
+        certificate, key, authorities: paths; the key may be in the file of the certificate, and
+            authorities are those of clients' certificates.
+    """
+    paths = [each for each in (certificate, key, authorities) if each is not None]
+    read = refused = _versions(paths)
+    while True:
+        await asyncio.sleep(interval_s)
+        found = _versions(paths)
+        if found in (read, refused):
+            continue
+        try:
+            # A certificate without its key, which is still to be written, would spoil the context.
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+            context.load_cert_chain(certificate, key)
+            if authorities is not None:
+                context.load_verify_locations(authorities)
+        except OSError as error:
+            refused = found
+            logger.error("certificate not read, the one before stays error=%s", error)
+        else:
+            read = refused = found
+            logger.info("certificate read again file=%s", certificate)
+
+
+def _versions(paths: Iterable[str]) -> list[tuple[int, int, int] | None]:
+    """What changes with the content of each file, behind symbolic links; None without a file."""
+    return [_version(each) for each in paths]
+
+
+def _version(path: str) -> tuple[int, int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size

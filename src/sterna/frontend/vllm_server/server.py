@@ -29,7 +29,6 @@ from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.launcher import NoSignalServer, setup_server, watchdog_loop
 from vllm.entrypoints.launchers.utils.server_utils import get_uvicorn_log_config
-from vllm.entrypoints.launchers.utils.ssl import SSLCertRefresher
 from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
 from vllm.exceptions import GracefulHTTPError, VLLMValidationError
 from vllm.sampling_params import RequestOutputKind
@@ -60,7 +59,7 @@ from sterna.frontend.http.request_errors import raising_failures
 from sterna.frontend.http.service_tier import admitted_priority
 from sterna.frontend.http.shutdown_gate import Gate
 from sterna.frontend.http.slow_clients import ConnectionLimit, with_limits
-from sterna.frontend.http.tls import behind_tls
+from sterna.frontend.http.tls import behind_tls, reload_certificates
 from sterna.frontend.operators.admin_routes import add_admin_routes
 from sterna.frontend.operators.watchers import Watch
 from sterna.frontend.peers import Peers
@@ -457,14 +456,14 @@ class FrontendServer:
             asyncio.create_task(watchdog_loop(server, client)),
             asyncio.create_task(self._stop_when_told(server, watch)),
         ]
-        refresher = _certificate_refresher(context, self._args)
+        if context is not None and self._args.enable_ssl_refresh:
+            files = self._args.ssl_certfile, self._args.ssl_keyfile, self._args.ssl_ca_certs
+            companions.append(asyncio.create_task(reload_certificates(context, *files)))
         try:
             await server.serve(sockets=[sock])
         finally:
             for task in companions:
                 task.cancel()
-            if refresher is not None:
-                refresher.stop()
         if not self._stopping.is_set():
             raise RuntimeError("vLLM's server ended by itself; its log says why")
 
@@ -648,19 +647,6 @@ def _max_connections() -> int:
     if soft == resource.RLIM_INFINITY:
         return sys.maxsize
     return max(1, soft - OWN_DESCRIPTORS)
-
-
-def _certificate_refresher(
-    context: ssl.SSLContext | None, args: Namespace
-) -> SSLCertRefresher | None:
-    if context is None or not args.enable_ssl_refresh:
-        return None
-    return SSLCertRefresher(
-        ssl_context=context,
-        key_path=args.ssl_keyfile,
-        cert_path=args.ssl_certfile,
-        ca_path=args.ssl_ca_certs,
-    )
 
 
 async def _until_first_ends(*coroutines: Coroutine[Any, Any, None]) -> None:
