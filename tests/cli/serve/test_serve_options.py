@@ -302,6 +302,14 @@ def test_the_users_variables_are_kept_when_the_processes_get_others(
     }
 
 
+def test_the_seed_of_hashes_is_the_same_on_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Instances could not use each other's prefixes, nor the scheduler find them."""
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    assert "PYTHONHASHSEED" not in engine_environment()
+    monkeypatch.setenv("PYTHONHASHSEED", "7")
+    assert engine_environment()["PYTHONHASHSEED"] == "7"
+
+
 @pytest.fixture
 def cached_model(tmp_path: Path) -> Path:
     """The folder of the model terns/arctic in a cache of Hugging Face, without some of the files

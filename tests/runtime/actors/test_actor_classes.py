@@ -1,7 +1,8 @@
-"""Actors in their processes: garbage collection."""
+"""Actors in their processes: garbage collection, and the environment of vLLM."""
 
 import asyncio
 import gc
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -54,3 +55,20 @@ def test_the_schedulers_process_seldom_looks_for_garbage_in_what_it_knows_of_pre
         gc.callbacks.remove(on_collection)
     # By default there are 20.
     assert len(collections) <= 6
+
+
+def test_a_node_has_the_servers_variables_unless_it_has_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What Sterna itself sets holds everywhere."""
+    monkeypatch.setattr(actor_classes, "drop_noise", lambda: None)
+    monkeypatch.setattr(
+        os, "environ", {"VLLM_CACHE_ROOT": "/disk", "VLLM_USE_V2_MODEL_RUNNER": "1"}
+    )
+    of_server = {"VLLM_CACHE_ROOT": "/home/vllm", "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}
+    actor_classes._engine_environment({"VLLM_USE_V2_MODEL_RUNNER": "0"}, of_server)
+    assert os.environ == {
+        "VLLM_CACHE_ROOT": "/disk",
+        "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",
+        "VLLM_USE_V2_MODEL_RUNNER": "0",
+    }

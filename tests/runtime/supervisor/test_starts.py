@@ -18,7 +18,7 @@ from sterna.policy.presets import STERNA
 from sterna.runtime.actors.actor_classes import EQUAL_PACKAGES
 from sterna.runtime.processes.process import identity_of
 from sterna.runtime.supervisor import instance_actors, services, watch
-from sterna.runtime.supervisor.instance_actors import InstanceActors
+from sterna.runtime.supervisor.instance_actors import InstanceActors, server_variables
 from sterna.runtime.supervisor.services import Services
 from sterna.runtime.supervisor.tasks import Tasks
 from sterna.runtime.supervisor.watch import Watch
@@ -202,3 +202,27 @@ def test_an_instance_that_is_stopped_or_gone_while_it_starts_has_not_started(
     asyncio.run(scenario())
     assert has_given_back == [True]
     assert processes[0].wait(HANG_TIMEOUT_S) == -signal.SIGKILL
+
+
+def test_instances_on_other_nodes_get_vllms_variables_without_secrets_and_addresses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = {"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1", "VLLM_PLUGINS": "terns"}
+    own = {
+        **{"VLLM_API_KEY": "secret", "VLLM_HOST_IP": "10.0.0.1", "VLLM_PORT": "9000"},
+        **{"VLLM_NIXL_SIDE_CHANNEL_HOST": "10.0.0.1", "HF_TOKEN": "secret", "PATH": "/bin"},
+    }
+    assert server_variables({**given, **own}) == given
+    for name, value in {**given, **own}.items():
+        monkeypatch.setenv(name, value)
+
+    async def scenario() -> None:
+        tasks = Tasks()
+        unused: Any = None
+        hosted = InstanceActors(CONFIG, b"args", unused, {}, unused, tasks, tuple)
+        found = hosted._spec(InstanceId("i0"), ()).server_variables
+        assert found.items() >= given.items()
+        assert not found.keys() & own.keys()
+        tasks.cancel()
+
+    asyncio.run(scenario())

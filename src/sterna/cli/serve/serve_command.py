@@ -62,6 +62,9 @@ def engine_environment() -> dict[str, str]:
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
         **library_environment(os.environ),
     }
+    if (seed := os.environ.get("PYTHONHASHSEED")) is not None:
+        # The hashes of all prefix caches begin with it, also on other nodes.
+        environment["PYTHONHASHSEED"] = seed
     if is_cpu_build():
         # Of the processes beside the engines, which get theirs by `share_cores`.
         given = os.environ.get("OMP_NUM_THREADS", "")

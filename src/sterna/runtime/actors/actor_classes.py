@@ -11,9 +11,9 @@ import os
 import pickle
 import time
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
@@ -46,9 +46,13 @@ LAST_WORDS_S = 0.1
 """Time for a failed instance to report the reason before its process ends."""
 
 
-def _engine_environment(environment: dict[str, str]) -> None:
-    """Set what vLLM reads from the environment, before it is imported."""
-    os.environ.update(environment)
+def _engine_environment(environment: dict[str, str], defaults: Mapping[str, str]) -> None:
+    """Set what vLLM reads from the environment, before it is imported.
+
+    Args:
+        defaults: variables that are set only where this process has none.
+    """
+    os.environ.update({**defaults, **os.environ, **environment})
     drop_noise()
 
 
@@ -136,6 +140,8 @@ class InstanceSpec:
         options: further options of vLLM, which overrule those.
         host: see `own_host`.
         environment: environment variables of a process that runs vLLM.
+        server_variables: those of the user on the server's machine; what a node has of its own
+            holds.
         emulated: the engine to emulate; None for vLLM.
         keys: see `Mailbox`.
         lease: the supervisor's node, on which no lease is needed, and its duration.
@@ -152,6 +158,7 @@ class InstanceSpec:
     emulated: EmulatedOptions | None = None
     keys: MailboxKeys | None = None
     lease: tuple[str, float] | None = None
+    server_variables: Mapping[str, str] = field(default_factory=dict)
 
 
 class _InstanceActor:
@@ -186,7 +193,7 @@ class _InstanceActor:
                 spec.instance_id,
                 niceness,
             )
-        _engine_environment(spec.environment)
+        _engine_environment(spec.environment, spec.server_variables)
         from sterna.instance.lease_guard import LeaseGuard
         from sterna.instance.shell import Instance, beat
         from sterna.messaging.mailbox import Mailbox
@@ -265,7 +272,7 @@ class _FrontendActor:
         self._process = own_identity()
         self._name = name
         self._server: Any = None
-        _engine_environment(environment)
+        _engine_environment(environment, {})
         self._imported = ThreadPoolExecutor(max_workers=1).submit(_import_server)
 
     def __repr__(self) -> str:

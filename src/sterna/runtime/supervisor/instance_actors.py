@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import Callable, Collection
+import os
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,8 +33,21 @@ from sterna.supervisor.core import HostedInstance
 from sterna.supervisor.failure_detector import ProcessIdentity
 from sterna.types import InstanceId
 
+OF_ONE_MACHINE = ("_KEY", "_IP", "_HOST", "_PORT")
+"""Endings of vLLM's variables that other nodes do not get: secrets and addresses."""
+
 CLOSE_TIMEOUT_S = 10.0
 """Time for an empty instance to release everything; then its process is killed."""
+
+
+def server_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of vLLM that the user has set on the server's machine, for the instances
+    of other nodes: these have the environment of `sterna join`."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name.startswith("VLLM_") and not name.endswith(OF_ONE_MACHINE)
+    }
 
 
 def _short(kv_format: str) -> str:
@@ -90,6 +104,7 @@ class InstanceActors:
         self._tasks = tasks
         self._versions = installed_versions(*EQUAL_PACKAGES)
         self._drained_nodes = drained_nodes
+        self._server_variables = server_variables(os.environ)
         self._hosted: dict[InstanceId, _HostedActor] = {}
 
     def hosted(self) -> dict[InstanceId, HostedInstance]:
@@ -197,6 +212,7 @@ class InstanceActors:
             emulated=self._emulated,
             keys=config.mailbox_keys,
             lease=(own_node(), config.watch.lease_s),
+            server_variables=self._server_variables,
         )
 
     def take_over(
