@@ -322,7 +322,8 @@ def test_a_restart_ends_when_every_instance_is_new(
     """Its first look may come before the supervisor has done anything."""
     cluster = Cluster(looks)
     assert run(cluster, "restart", "--rolling", "--", "--max-num-seqs", "64") == 0
-    assert capsys.readouterr() == ("restarted: i2, i3 serve\n", said)
+    out = "restarted: i2, i3 serve\ngive them to the next `sterna serve` too: --max-num-seqs 64\n"
+    assert capsys.readouterr() == (out, said)
     options = ["--max-num-seqs", "64"]
     assert cluster.ordered == [("/admin/restart", {"options": options, "surge": True})]
     assert cluster.looks == []

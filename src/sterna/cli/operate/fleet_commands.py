@@ -4,9 +4,10 @@ The server carries a change out; the commands only watch it, and Ctrl-C ends onl
 """
 
 import argparse
+import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from sterna.cli.operate.admin_commands import (
@@ -199,6 +200,7 @@ def _restart(args: argparse.Namespace) -> int:
     begun = ask(args.url, "POST", "/admin/restart", args.api_key, body)
     if args.no_wait:
         print("restarting; `sterna instances` shows how far it is")
+        _print_for_next_start(args.options)
         return 0
     has_begun, num_before = False, 0
     for number, rows in enumerate(_watch(args, lambda row: row["state"] != "running")):
@@ -214,6 +216,7 @@ def _restart(args: argparse.Namespace) -> int:
         is_enough = len(up) >= max(1, min(num_before, len(rows)))
         if all(is_new) and is_still and is_enough:
             print(f"restarted: {', '.join(up)} serve")
+            _print_for_next_start(args.options)
             return 0
         if rows and has_begun and not any(is_new) and is_still:
             raise ServerError(
@@ -221,6 +224,12 @@ def _restart(args: argparse.Namespace) -> int:
                 "start; the server's log says why"
             )
     return 1
+
+
+def _print_for_next_start(options: Sequence[str]) -> None:
+    """Only the running server knows the options of a restart."""
+    if options:
+        print(f"give them to the next `sterna serve` too: {shlex.join(options)}")
 
 
 def _watch(args: argparse.Namespace, is_shown: Callable[[Row], bool]) -> Iterator[Rows]:
