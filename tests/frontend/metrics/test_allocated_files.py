@@ -121,22 +121,149 @@ def test_a_file_has_all_of_its_pages_before_they_are_used(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("number", [1, 3000])
-def test_a_file_of_an_earlier_process_of_the_same_id_is_gone_on_with(
-    tmp_path: Path, number: int
-) -> None:
-    """Ids of processes come again; counters do not fall then."""
+def test_a_file_of_an_earlier_process_is_gone_on_with(tmp_path: Path, number: int) -> None:
+    """Counters do not fall then."""
     script = f"""
         from prometheus_client import Counter
         from prometheus_client.values import MultiProcessValue
         from prometheus_client import values
-        values.ValueClass = MultiProcessValue(lambda: 4711)
-        for begun in range(2):
+        for process_id in (4711, 4712):
+            values.ValueClass = MultiProcessValue(lambda: process_id)
             c = Counter("c", "Something.", ["of"], registry=None)
             for each in range({number}):
                 c.labels(str(each)).inc()
             values.ValueClass.close_all_files()
-            values.ValueClass = MultiProcessValue(lambda: 4711)
         print(shown("c_total", 0), shown("c_total", {number - 1}))
         """
     told, _ = told_by(script, tmp_path)
     assert told == ["2.0", "2.0"]
+
+
+# ------------------------------------------------------------------------- processes that end
+
+FORKS = """
+import os
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+
+from sterna.frontend.metrics.allocated_files import allocate_metrics
+
+folder = Path(os.environ["PROMETHEUS_MULTIPROC_DIR"])
+
+def counter():
+    return Counter("c", "Something.", ["of"], registry=None).labels("a")
+
+def gauge(name, mode):
+    return Gauge(name, "Something.", registry=None, multiprocess_mode=mode)
+
+def begin(run):
+    process_id = os.fork()
+    if process_id == 0:
+        try:
+            allocate_metrics()
+            run()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return process_id
+
+def end(process_id):
+    assert os.waitpid(process_id, 0)[1] == 0
+    # As the supervisor does.
+    mark_process_dead(process_id, folder)
+
+def shown(name, **labels):
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry)
+    return registry.get_sample_value(name, labels)
+"""
+
+
+def printed(script: str, folder: Path) -> list[str]:
+    """What the script prints, whose processes have their metrics in the folder."""
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKS + textwrap.dedent(script)],
+        env={**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(folder)},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout.split()
+
+
+def test_processes_that_end_leave_their_counts_and_no_files_of_their_own(tmp_path: Path) -> None:
+    """Each scrape reads all files: with a front end that fails at each start, it took longer and
+    longer."""
+    told = printed(
+        """
+        def count(number):
+            counter().inc()
+            Histogram("h", "Something.", registry=None).observe(number)
+            gauge("living", "livemostrecent").set(number)
+            gauge("all", "mostrecent").set(number)
+
+        for number in range(50):
+            end(begin(lambda: count(number)))
+            if number == 0:
+                names = sorted(os.listdir(folder))
+        assert sorted(os.listdir(folder)) == names, os.listdir(folder)
+        print(shown("c_total", of="a"), shown("h_count"), shown("h_sum"), shown("living"))
+        """,
+        tmp_path,
+    )
+    assert told == ["50.0", "50.0", f"{sum(range(50))}.0", "None"]
+
+
+def test_processes_that_live_at_a_time_count_in_files_of_their_own(tmp_path: Path) -> None:
+    told = printed(
+        """
+        counted, go_on = os.pipe(), os.pipe()
+
+        def count_twice():
+            own = counter()
+            own.inc()
+            os.write(counted[1], b".")
+            os.read(go_on[0], 1)
+            own.inc()
+
+        first = begin(count_twice)
+        os.read(counted[0], 1)
+        end(begin(lambda: counter().inc(10)))
+        os.write(go_on[1], b".")
+        end(first)
+        print(shown("c_total", of="a"))
+        """,
+        tmp_path,
+    )
+    assert told == ["12.0"]
+
+
+def test_a_process_does_not_show_the_gauges_of_the_one_before_it(tmp_path: Path) -> None:
+    """Requests that ran at a front end that was killed run no longer."""
+    told = printed(
+        """
+        end(begin(lambda: gauge("g", "mostrecent").set(7)))
+        print(shown("g"))
+        end(begin(lambda: counter().inc()))
+        print(shown("g"))
+        """,
+        tmp_path,
+    )
+    assert told == ["7.0", "None"]
+
+
+def test_a_process_that_gets_no_lock_counts_in_files_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "slot0.lock").mkdir()
+    told = printed(
+        """
+        process_id = begin(lambda: counter().inc())
+        end(process_id)
+        assert (folder / f"counter_{process_id}.db").exists()
+        print(shown("c_total", of="a"))
+        """,
+        tmp_path,
+    )
+    assert told == ["1.0"]

@@ -2,5 +2,5 @@
 traces.
 
 Offers: allocated_files, latencies, prometheus, traces.
-Imports: messages, metrics, types.
+Imports: folders, messages, metrics, types.
 """

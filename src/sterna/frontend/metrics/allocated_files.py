@@ -5,18 +5,27 @@ ends the process by SIGBUS: at the next new instance, and again in each successo
 allocated before they are touched. A series without room is kept in the process, and not shown,
 until there is room.
 
+A process keeps its counts in the files of a *slot*, the lowest one that is free. When it has ended,
+the next process takes the slot and goes on with its counts. Each scrape reads all files: they are
+those of the processes that live at a time, not of all that ever lived.
+
 docs/internals/parts.md compares a server without this.
 """
 
 import contextlib
+import functools
+import itertools
 import json
 import logging
 import os
 import time
-from collections.abc import Set
+from collections.abc import Callable, Set
+from pathlib import Path
 
 from prometheus_client import values
 from prometheus_client.mmap_dict import MmapedDict
+
+from sterna.folders import lock_file
 
 FIRST_BYTES = 1 << 16
 """The initial size of prometheus_client's files; it doubles the size as needed."""
@@ -34,10 +43,42 @@ def allocate_metrics() -> None:
     """Make prometheus_client keep this process's series in such files; call it before the first
     series."""
     # prometheus_client has no option for it.
-    values.MmapedDict = SeriesFile  # type: ignore[assignment, attr-defined]
+    values.MmapedDict = functools.partial(  # type: ignore[assignment, attr-defined]
+        _series_file, functools.cache(_take_slot)
+    )
     # It would ask the kernel for the process's number with every count, to notice a fork.
     process_id = os.getpid()
     values.ValueClass = values.MultiProcessValue(lambda: process_id)
+
+
+def _series_file(slot_in: Callable[[str], str], filename: str) -> "SeriesFile":
+    """Return the series for which prometheus_client names this file, in a file of the slot.
+
+    Live gauges stay in the file with the process's id, which the supervisor deletes when the
+    process has ended (`mark_process_dead`).
+    """
+    folder, name = os.path.split(filename)
+    if name.startswith("gauge_live"):
+        return SeriesFile(filename)
+    kind, _, _ = name.rpartition("_")
+    return SeriesFile(os.path.join(folder, f"{kind}_{slot_in(folder)}.db"))
+
+
+def _take_slot(folder: str) -> str:
+    """Return the lowest slot that is free, and drop the gauges of an earlier process there. The
+    slot is free again when this process has ended, since the kernel then releases its lock.
+
+    Where no lock can be had, the process's id stands for a slot.
+    """
+    slots = map("slot{}".format, itertools.count())
+    try:
+        slot = next(each for each in slots if lock_file(Path(folder, f"{each}.lock")) is not None)
+    except OSError:
+        return str(os.getpid())
+    for path in Path(folder).glob(f"gauge_*_{slot}.db"):
+        with contextlib.suppress(OSError):
+            _put_empty(str(path))
+    return slot
 
 
 _files: "list[SeriesFile]" = []
@@ -132,7 +173,7 @@ class SeriesFile:
                 self._file = _AllocatedFile(self._filename)
             while self._waiting:
                 key = next(iter(self._waiting))
-                # A series of an earlier process with this id goes on.
+                # A series of an earlier process in this slot goes on.
                 self._file.read_value(key)
                 if (last := self._waiting.pop(key)) is not None:
                     self._file.write_value(key, *last)
@@ -188,7 +229,16 @@ def _allocate(filename: str) -> None:
         with open(filename, "r+b") as file:
             os.posix_fallocate(file.fileno(), 0, max(FIRST_BYTES, os.fstat(file.fileno()).st_size))
         return
-    # Readers of the metrics take an empty file for a broken one.
+    _put_empty(filename)
+
+
+def _put_empty(filename: str) -> None:
+    """Put a file without series there, in the place of one that others may be reading.
+
+    Raises:
+        OSError: there is no room; what was there stays.
+    """
+    # Readers of the metrics take a file without a page for a broken one.
     unready = f"{filename}.unready"
     try:
         with open(unready, "wb") as file:
