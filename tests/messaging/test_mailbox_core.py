@@ -18,6 +18,7 @@ from sterna.messaging.reliable_channel import (
     RECEIPT,
     RECEIPT_AFTER_S,
     Head,
+    ReceivingEnd,
 )
 
 Sent = tuple[str, Head, list[bytes]]
@@ -318,6 +319,59 @@ def test_a_receipt_that_no_connection_can_be_opened_for_is_asked_for_again() -> 
         ("them", Head(PROBE, channel(0), 0), [b"me"]),
         ("them", Head(RECEIPT, THEIRS, 0), [b""]),
     ]
+
+
+class Counted(MailboxCore):
+    """A mailbox that counts the looks at its senders' deadlines."""
+
+    num_looks = 0
+
+    def _new_incoming(self, channel: bytes) -> ReceivingEnd:
+        mailbox = self
+
+        class CountedEnd(ReceivingEnd):
+            @property
+            def next_deadline_s(self) -> float | None:
+                mailbox.num_looks += 1
+                return super().next_deadline_s
+
+            def receipt(self, now_s: float) -> Head | None:
+                mailbox.num_looks += 1
+                return super().receipt(now_s)
+
+        return CountedEnd(channel)
+
+
+def test_a_tick_looks_only_at_the_senders_that_wait_for_a_receipt() -> None:
+    """A mailbox hears many in weeks, most of which have ended."""
+    wires = Wires()
+    core = Counted("me", wires, lambda: bytes(16), 100, 10_000)
+    for number in range(1000):
+        core.on_message(Head(MESSAGE, channel(number), 0), 0.0)
+        core.on_probe(Head(PROBE, channel(number), 1), "them", 0.0)
+    core.num_looks = 0
+    assert not core.needs_tick
+    core.on_tick(0.1)
+    assert core.num_looks == 0
+    wires.sent()
+    core.on_message(Head(MESSAGE, channel(7), 1), 0.2)
+    assert core.needs_tick
+    core.num_looks = 0
+    core.on_tick(0.2 + RECEIPT_AFTER_S)
+    assert wires.sent() == [("them", Head(RECEIPT, channel(7), 2), [b""])]
+    assert core.num_looks <= 2
+    assert not core.needs_tick
+
+
+def test_a_sender_that_is_forgotten_gets_no_receipt() -> None:
+    core, wires = a_mailbox(max_origins=1)
+    core.on_probe(Head(PROBE, channel(7), 0), "old", 0.0)
+    core.on_message(Head(MESSAGE, channel(7), 0), 0.0)
+    wires.sent()
+    core.on_message(Head(MESSAGE, channel(8), 0), 0.1)
+    assert not core.needs_tick
+    core.on_tick(1.0)
+    assert wires.sent() == []
 
 
 class TwoMailboxes(RuleBasedStateMachine):

@@ -46,12 +46,6 @@ class _Origin:
     channel: ReceivingEnd
     address: str | None = None
 
-    @property
-    def has_deadline(self) -> bool:
-        """Whether a receipt is to be sent. Without an address none can be; the probe that brings
-        the address is answered at once."""
-        return self.address is not None and self.channel.next_deadline_s is not None
-
 
 class MailboxCore:
     """All channels from and to one mailbox.
@@ -85,14 +79,17 @@ class MailboxCore:
         self._outboxes: dict[str, _Outbox] = {}
         self._addresses: dict[bytes, str] = {}
         self._origins: OrderedDict[bytes, _Origin] = OrderedDict()
+        # The origins with a known address to which a receipt will be due: a tick looks at no other.
+        # Without an address none can be sent; the probe that brings it is answered at once.
+        self._unconfirmed: dict[bytes, _Origin] = {}
 
     @property
     def needs_tick(self) -> bool:
         """Whether a connection is to be opened, or a probe or a receipt will be due."""
-        return any(
+        return bool(self._unconfirmed) or any(
             not each.is_connected or each.channel.next_deadline_s is not None
             for each in self._outboxes.values()
-        ) or any(each.has_deadline for each in self._origins.values())
+        )
 
     def num_kept(self, address: str) -> int:
         """Messages to this address that have no receipt yet."""
@@ -141,7 +138,9 @@ class MailboxCore:
         is_next = channel.on_message(head.number, now_s, head.kind == PERIODIC)
         due_s = channel.next_deadline_s
         if due_s is not None and due_s <= now_s:
-            self._confirm(origin, now_s)
+            self._confirm(head.channel, origin, now_s)
+        elif due_s is not None and origin.address is not None:
+            self._unconfirmed[head.channel] = origin
         return is_next
 
     def on_probe(self, head: Head, address: str, now_s: float) -> None:
@@ -149,7 +148,7 @@ class MailboxCore:
         origin = self._origin(head.channel)
         origin.address = address
         origin.channel.on_probe(head.number, now_s)
-        self._confirm(origin, now_s)
+        self._confirm(head.channel, origin, now_s)
 
     # --------------------------------------------------------------------------------- time
 
@@ -163,9 +162,8 @@ class MailboxCore:
                 probe = outbox.channel.hello()
             if probe is not None and outbox.is_connected:
                 self._probe(address, probe)
-        for origin in self._origins.values():
-            if origin.has_deadline:
-                self._confirm(origin, now_s)
+        for channel, origin in list(self._unconfirmed.items()):
+            self._confirm(channel, origin, now_s)
 
     # ------------------------------------------------------------------------------ channels
 
@@ -190,15 +188,20 @@ class MailboxCore:
         if origin is None:
             origin = self._origins[channel] = _Origin(self._new_incoming(channel))
             if len(self._origins) > self._max_origins:
-                self._origins.popitem(last=False)
+                forgotten, _ = self._origins.popitem(last=False)
+                self._unconfirmed.pop(forgotten, None)
         # Each sender probes now and then, so the order is nearly that of the last activity.
         self._origins.move_to_end(channel)
         return origin
 
-    def _confirm(self, origin: _Origin, now_s: float) -> None:
+    def _confirm(self, channel: bytes, origin: _Origin, now_s: float) -> None:
         """Send a receipt if one is due and the sender's address is known."""
-        address = origin.address
-        if address is None or (receipt := origin.channel.receipt(now_s)) is None:
+        if (address := origin.address) is None:
+            return
+        receipt = origin.channel.receipt(now_s)
+        if origin.channel.next_deadline_s is None:
+            self._unconfirmed.pop(channel, None)
+        if receipt is None:
             return
         outbox = self._outboxes.get(address) or self._open(address)
         if outbox.is_connected:
