@@ -11,7 +11,7 @@ from sterna.messages.actors import CacheReport, InstanceMember, LoadReport, Memb
 from sterna.messaging.send_effects import ToMailbox
 from sterna.policy.presets import STERNA
 from sterna.scheduler.prefix_index import PrefixIndex
-from sterna.types import CacheGroup, CacheLayout, InstanceId
+from sterna.types import CacheGroup, CacheLayout, InstanceId, unpacked
 from tests.instance.llumlets import view
 
 I0 = InstanceId("i0")
@@ -66,6 +66,23 @@ def test_the_first_report_has_everything_and_the_next_ones_the_changes() -> None
 def test_an_empty_cache_is_reported_too() -> None:
     """So that the scheduler knows what it is when the first prompt is on its way there."""
     assert CacheContents(I0, LAYOUT).next_report() == CacheReport(I0, b"", layout=LAYOUT)
+
+
+def test_while_everything_is_owed_no_changes_are_kept() -> None:
+    """A cluster may be without a scheduler for days, in which many blocks come and go."""
+    contents = CacheContents(I0, LAYOUT)
+    contents.on_changes(added(1, 2))
+    contents.next_report()
+    contents.on_changes(CacheChanges((3,), (1,)))
+    contents.owe_all()
+    for key in range(100, 10_100):
+        contents.on_changes(added(key))
+        contents.on_changes(CacheChanges((), (key,)))
+    assert contents._unsent.take() is None
+    report = contents.next_report()
+    assert report is not None
+    assert (report.layout, sorted(unpacked(report.added)), report.removed) == (LAYOUT, [2, 3], b"")
+    assert contents.next_report() is None
 
 
 COMMANDS = st.lists(

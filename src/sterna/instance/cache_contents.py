@@ -28,9 +28,12 @@ class CacheContents:
         """The engine's cache has changed."""
         if changes.is_whole:
             self._keys.clear()
-            self._owes_all = True
+            self.owe_all()
         self._keys.update(changes.added)
         self._keys.difference_update(changes.removed)
+        if self._owes_all:
+            # Without a scheduler the changes would become ever more.
+            return
         for key in changes.added:
             self._unsent.add(key)
         for key in changes.removed:
@@ -39,15 +42,15 @@ class CacheContents:
     def owe_all(self) -> None:
         """The scheduler does not know what was reported: the next report has everything."""
         self._owes_all = True
+        self._unsent = CacheRecorder()
 
     def next_report(self, listed_in: int = 0) -> CacheReport | None:
         """Return what is to be sent to the scheduler now, if anything; see `CacheReport`."""
-        changes = self._unsent.take()
         if self._owes_all:
             self._owes_all = False
             keys = packed(self._keys)
             return CacheReport(self._instance_id, keys, b"", self._layout, listed_in)
-        if changes is None:
+        if (changes := self._unsent.take()) is None:
             return None
         added, removed = packed(changes.added), packed(changes.removed)
         return CacheReport(self._instance_id, added, removed, None, listed_in)
