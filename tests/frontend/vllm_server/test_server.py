@@ -342,6 +342,9 @@ def test_adapters_that_two_front_ends_load_have_different_numbers():
         other = await adapters_of(FrontendId(2), "gulls")
         assert one["of-the-start"] == other["of-the-start"]
         assert len({*one.values(), *other.values()}) == 3
+        # The number has 32 bits in an engine, with a sign.
+        late = await adapters_of(FrontendId(500_000), "terns")
+        assert late["terns"] < 1 << 31
 
     asyncio.run(within(test()))
 

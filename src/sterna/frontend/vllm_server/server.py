@@ -88,8 +88,9 @@ OWN_DESCRIPTORS = 256
 TRACES_TIMEOUT_S = 2.0
 """Time that the last spans have to get to their collector."""
 
-ADAPTERS_APART = 1 << 20
-"""More than the number of LoRA adapters that one front end ever loads."""
+ADAPTERS_APART = 1 << 12
+"""Numbers of LoRA adapters for each front end. vLLM keeps a number in 31 bits, which leaves enough
+for half a million front ends, one after the other."""
 
 
 class ClusterClient(AsyncLLM):  # type: ignore[misc]
