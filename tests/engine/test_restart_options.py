@@ -6,6 +6,10 @@ from dataclasses import fields
 import pytest
 
 from sterna.errors import ConfigurationError
+from sterna.messages.actors import RestartInstances
+from sterna.supervisor.core import SupervisorCore
+from sterna.supervisor.fleet import Fleet, Member, Phase
+from sterna.types import InstanceId
 
 pytestmark = pytest.mark.vllm
 
@@ -100,3 +104,38 @@ def test_every_option_of_vllms_engine_is_for_restarts_or_not() -> None:
     assert HARMLESS_OPTIONS <= ENGINE_OPTIONS
     assert not ENGINE_OPTIONS & others
     assert ENGINE_OPTIONS | others == {each.name for each in fields(EngineArgs)}
+
+
+@pytest.mark.parametrize(
+    ("before", "options"),
+    [
+        (("--max-num-seqs=4", "--seed", "1"), ("--max-num-seqs=8",)),
+        (("--seed", "-1", "--max-num-seqs", "4"), ("--seed", "-2")),
+        (("--enforce-eager", "--no-enforce-eager"), ("--enforce-eager",)),
+        (("--cudagraph-capture-sizes", "1", "2"), ("--cudagraph-capture-sizes", "4", "8")),
+        (("-O1", "-O=2"), ("-O=3",)),
+        (("--compilation-config.mode=1", "--seed=1"), ("--compilation-config.mode=3",)),
+        (
+            ("--compilation-config.custom_ops+=none", "--seed=1"),
+            ("--seed=2", "--compilation-config.custom_ops+=+silu_and_mul"),
+        ),
+    ],
+)
+def test_without_the_options_that_are_given_again_a_restart_means_the_same(
+    before: tuple[str, ...], options: tuple[str, ...]
+) -> None:
+    members = {InstanceId("i0"): Member(0, Phase.SERVING)}
+    core = SupervisorCore(Fleet(1, members=members, _num_begun=1), {0: before})
+    core.on_message(RestartInstances("operator", 1, True, options), 0.0)
+    given = core.options[1]
+    assert len(given) <= len((*before, *options))
+    assert overridden(*given) == overridden(*before, *options)
+
+
+def test_of_an_option_that_is_given_twice_the_last_one_counts() -> None:
+    """The supervisor drops earlier ones."""
+    from sterna.engine.vllm.arguments import ENGINE_OPTIONS, make_serve_parser
+
+    _, parser = make_serve_parser()
+    actions = {type(each) for each in parser._actions if each.dest in ENGINE_OPTIONS}
+    assert actions <= {argparse._StoreAction, argparse.BooleanOptionalAction}, actions

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 from msgspec import structs
 
@@ -293,6 +294,57 @@ def test_a_restart_adds_its_options_to_those_that_the_instances_have() -> None:
     core.fleet.on_start_failed(InstanceId("i3"), "unknown option", 1.0)
     core.on_message(RestartInstances("operator", 4, True, ("--good",)), 2.0)
     assert core.options[2] == ("--seed=1", "--good")
+
+
+@pytest.mark.parametrize(
+    ("before", "options", "kept"),
+    [
+        (("--a=1", "--b=2"), ("--a=3",), ("--b=2",)),
+        (("--a", "1", "--b", "-2"), ("--b", "-3"), ("--a", "1")),
+        (("--flag", "--a", "1"), ("--flag",), ("--a", "1")),
+        (("--a", "1", "2", "--a", "3"), ("--a", "4", "5"), ("--a", "3")),
+        # A word may be the model, and not a value.
+        (("--flag", "model"), ("--flag",), ("--flag", "model")),
+        (("--a=1", "model"), ("--a", "2", "3"), ("--a=1", "model")),
+        (("model", "--a=1"), ("--a=2",), ("model",)),
+        # Lists of several such options are joined.
+        (("--a.b=1", "--a.c+=2"), ("--a.b=3", "--a.c+=4"), ("--a.b=1", "--a.c+=2")),
+        (("--a", "1", "--b.c=2"), ("--a", "3", "--d.e=4"), ("--b.c=2",)),
+    ],
+)
+def test_options_that_are_given_again_take_the_place_of_the_earlier_ones(
+    before: tuple[str, ...], options: tuple[str, ...], kept: tuple[str, ...]
+) -> None:
+    core = SupervisorCore(serving(I0), {0: before})
+    core.on_message(RestartInstances("operator", 3, True, options), 0.0)
+    assert core.options[1] == (*kept, *options)
+
+
+@pytest.mark.parametrize("option", [("--max-num-seqs={}",), ("--max-num-seqs", "{}")])
+def test_restarts_do_not_make_memberships_larger(option: tuple[str, ...]) -> None:
+    core = SupervisorCore(fleets.serving(1))
+    sizes = []
+    for number in range(100):
+        options = tuple(each.format(10 + number % 90) for each in option)
+        core.on_message(RestartInstances("operator", number, True, options), 0.0)
+        (old, new) = core.fleet.members
+        core.fleet.on_started(new, 0.0)
+        core.fleet.on_emptied(old, 0.0)
+        core.fleet.on_gone(old, 0.0)
+        hosted = {new: HostedInstance("mailbox", "kv")}
+        membership = core.announce(hosted, OTHERS, "supervisor")[0].message
+        sizes.append(len(msgspec.msgpack.encode(state_of(membership).options)))
+        assert state_of(membership).options[core.fleet.generation] == options
+    assert sizes[-1] == sizes[1]
+
+
+def test_the_options_of_all_generations_that_instances_may_have_are_announced() -> None:
+    """A restart that fails returns to the last ones with which an instance came up."""
+    core = SupervisorCore(fleets.serving(2), {0: ("--a=1",)})
+    core.on_message(RestartInstances("operator", 3, True, ("--a=2",)), 0.0)
+    assert set(state_of(announced(core)).options) == {0, 1}
+    core.fleet.on_start_failed(I2, "unknown option", 1.0)
+    assert state_of(announced(core)).options == {0: ("--a=1",)}
 
 
 def test_a_restart_that_goes_on_without_a_surge_keeps_its_options() -> None:

@@ -6,6 +6,7 @@ carries for a successor. `runtime.supervisor` carries the effects out with Ray, 
 in virtual time.
 """
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -38,6 +39,9 @@ NUM_INSTANCES_AT_ONCE = 100
 TAKEOVER_GAP = 1000
 """Added to the newest version that a member knows for the first membership of a successor: its
 predecessor may have sent a few more, which are still under way and must count as older."""
+
+_OPTION = re.compile(r"(--?[A-Za-z][\w.+-]*)(=.*)?", re.DOTALL)
+"""A word of a command line that begins an option; -1 is a value."""
 
 Order = DrainInstance | StartInstances | RestartInstances
 
@@ -105,7 +109,7 @@ class SupervisorState(msgspec.Struct, frozen=True):
     """The state that a successor needs besides the members themselves.
 
     Attributes:
-        options: further options of vLLM by generation.
+        options: those of `SupervisorCore`.
         emptied_since: that of `InstanceMember`, for each terminating instance.
         ready: what front ends need to start (`EngineFacts`).
         hosted: the instances that are up: one that does not answer the successor must be fenced.
@@ -145,7 +149,7 @@ class SupervisorCore:
 
     Attributes:
         options: further options of vLLM by generation; later ones overrule those that every
-            engine has.
+            engine has. Each membership carries those of the generations that are still needed.
         version: that of the latest membership.
         emptied_since: that of `InstanceMember`, for each terminating instance.
     """
@@ -247,7 +251,8 @@ class SupervisorCore:
                     )
                 effects = self.fleet.on_restart(now_s, has_surge=has_surge)
                 if self.fleet.generation != generation:
-                    self.options[self.fleet.generation] = (*before, *options)
+                    kept = _not_overruled(before, options)
+                    self.options[self.fleet.generation] = (*kept, *options)
                 return effects
 
     def _check_node(self, node: str, nodes: Collection[str]) -> None:
@@ -288,6 +293,7 @@ class SupervisorCore:
         """
         self.version += 1
         self._note_emptying()
+        self._forget_generations()
         serving = self.fleet.in_phase(Phase.SERVING, Phase.TERMINATING, Phase.CLOSING)
         instances = tuple(self._describe(each, hosted[each]) for each in serving)
         coming = self.fleet.in_phase(Phase.STARTING, Phase.WARM)
@@ -350,3 +356,38 @@ class SupervisorCore:
             each: self.emptied_since.get(each, self.version)
             for each in self.fleet.in_phase(Phase.TERMINATING, Phase.CLOSING)
         }
+
+    def _forget_generations(self) -> None:
+        needed = self.fleet.generations
+        self.options = {each: given for each, given in self.options.items() if each in needed}
+
+
+def _not_overruled(before: Iterable[str], options: Iterable[str]) -> tuple[str, ...]:
+    """Return the earlier options but those that are given again in the same form: of these, vLLM's
+    parser takes the last one.
+
+    Only the parser knows which words are values: `--a=1 x`, `--a 1 x` and `--a 1` do not replace
+    each other. An option with a dot in its name is a part of one; the parser joins all parts.
+    """
+    forms = set(map(_form, _split(options))) - {None}
+    kept = [each for each in _split(before) if _form(each) not in forms]
+    return tuple(word for each in kept for word in each)
+
+
+def _split(options: Iterable[str]) -> list[list[str]]:
+    """Return each option with the words behind it."""
+    split: list[list[str]] = []
+    for word in options:
+        if not split or _OPTION.fullmatch(word):
+            split.append([])
+        split[-1].append(word)
+    return split
+
+
+def _form(option: list[str]) -> tuple[str, bool, int] | None:
+    """Return the name, whether a value is in the same word, and the number of words; None for a
+    part of an option, and for a model in front of all options."""
+    found = _OPTION.fullmatch(option[0])
+    if found is None or "." in found[1]:
+        return None
+    return found[1], found[2] is not None, len(option)

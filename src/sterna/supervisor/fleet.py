@@ -151,6 +151,14 @@ class Fleet:
         return self._generation
 
     @property
+    def generations(self) -> frozenset[int]:
+        """The generations that instances have, or will have: the current one, and the one before,
+        to which a restart that is given up returns."""
+        proven = () if self._proven_generation is None else (self._proven_generation,)
+        of_members = (each.generation for each in self.members.values())
+        return frozenset((self._generation, *proven, *of_members))
+
+    @property
     def num_kept(self) -> int:
         """The number of instances that are wanted, or serve although fewer are: a drained one whose
         replacement had begun may have been told to serve on."""
