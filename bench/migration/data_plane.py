@@ -350,8 +350,7 @@ def _run_destination(
     pipe.send((plane.endpoint, None if raw is None else raw.address))
     while (order := pipe.recv()) is not None:
         transfer, ids = order
-        plane.receive(transfer, [ids])
-        pipe.send("ready")
+        plane.receive(transfer, [ids], lambda: pipe.send("ready"))
     plane.close()
     if raw is not None:
         raw.close()

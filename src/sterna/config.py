@@ -477,7 +477,7 @@ class TransportConfig:
             not limited: requests wait for them.
         timeout_s: a transfer that moves no bytes for this time has failed.
         begin_timeout_s: a transfer that its source does not begin within this time has failed. The
-            source of a last stage finishes the steps under way first.
+            destination, and then the source of a last stage, finish the steps under way first.
         idle_timeout_s: a connection that had nothing to send for this time is closed, and opened
             again when there is something: it has memory and a thread at both ends.
     """

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from sterna.migration.messages import CopyEvent, CopyFailed, StageFailed, StageR
 from sterna.transport.data_plane import (
     Arrived,
     BlockIds,
+    DataPlane,
     Hop,
     Notify,
     PlaneEvent,
@@ -24,8 +26,11 @@ from sterna.transport.data_plane import (
     Stopped,
     Transfer,
 )
+from sterna.transport.memory.layout import KvCache
+from sterna.transport.plane import make_data_plane
 from sterna.transport.shards import Shards
 from sterna.types import MigrationId
+from tests.transport.planes import Gate, Node
 
 NUM_RANKS = 2
 TIMEOUT_S = 60
@@ -52,10 +57,13 @@ class Plane:
     ) -> None:
         self.told.put((transfer, endpoint, block_ids))
 
-    def receive(self, transfer: Transfer, block_ids: BlockIds) -> None:
+    def receive(
+        self, transfer: Transfer, block_ids: BlockIds, on_armed: Callable[[], None]
+    ) -> None:
         self.told.put((transfer, block_ids))
         if [99] in block_ids:
             raise TransportError("there is no block 99")
+        on_armed()
 
     def stop(self, migration_id: MigrationId) -> None:
         self.notify(Stopped(migration_id))
@@ -67,7 +75,8 @@ class Plane:
 class Ranks:
     """The workers, and what the instance is told of their copies."""
 
-    def __init__(self) -> None:
+    def __init__(self, make_plane: Callable[[int, Notify], DataPlane] = Plane) -> None:
+        self.make_plane = make_plane
         self.servers: list[PlaneServer] = []
         self.told: list[CopyEvent] = []
         self.num_sent_bytes: list[int] = []
@@ -81,7 +90,9 @@ class Ranks:
 
     def collective_rpc(self, method: str, args: tuple[Any, str, str]) -> list[tuple[str, str]]:
         for rank in range(NUM_RANKS):
-            self.servers.append(PlaneServer(rank, args[1], lambda notify, r=rank: Plane(r, notify)))
+            self.servers.append(
+                PlaneServer(rank, args[1], lambda notify, r=rank: self.make_plane(r, notify))
+            )
         return [(each.command_address, each.plane.endpoint) for each in self.servers]
 
     async def report(self, *events: PlaneEvent | None) -> None:
@@ -207,6 +218,40 @@ def test_a_copy_to_an_instance_of_other_ranks_fails_at_once() -> None:
         ranks.transfers.send(OTHER, 5, [[3]], ("their only one",), is_paced=True)
 
     assert play(scenario) == [CopyFailed(5)]
+
+
+def test_a_stage_is_reserved_when_the_steps_that_may_write_to_its_blocks_have_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else they would have to end within the time in which a transfer must move bytes."""
+    config, steps = TransportConfig(kind="tcp"), Gate()
+    source = Node("tcp", chunk_bytes=config.chunk_bytes)
+    cache = KvCache([source.layout])
+    fence = SimpleNamespace(synchronize=steps.pass_through)
+    monkeypatch.setattr(cache, "fence", lambda: fence)
+
+    async def run() -> list[CopyEvent]:
+        ranks = Ranks(lambda _, notify: make_data_plane(config, cache, notify))
+        ranks.transfers.open(ranks, SHARDS, "the KV format")
+        ranks.transfers.start()
+        try:
+            expecting = asyncio.create_task(ranks.transfers.expect(M, 2, [[4]]))
+            await asyncio.sleep(0)
+            # The ranks have heard of the stage, and carry out what comes after it.
+            await ranks.transfers.stop(OTHER)
+            assert not expecting.done()
+            steps.open(NUM_RANKS)
+            for endpoint in await expecting:
+                source.plane.send(COMING, endpoint, [[3]], paced=False)
+                assert isinstance(await asyncio.to_thread(source.next_event), Sent)
+            # What was reported before has come.
+            await ranks.transfers.stop(OTHER)
+            return ranks.told
+        finally:
+            await ranks.transfers.close()
+
+    assert asyncio.run(asyncio.wait_for(run(), TIMEOUT_S)) == [StageReceived(2)]
+    source.plane.close()
 
 
 def test_a_plane_that_breaks_is_a_failure_of_the_engine() -> None:

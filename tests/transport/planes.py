@@ -145,7 +145,7 @@ class Node:
         self.plane.send(transfer, destination.plane.endpoint, [ids], is_paced=is_paced)
 
     def receive(self, transfer: Transfer, ids: Sequence[int]) -> None:
-        self.plane.receive(transfer, [ids])
+        self.plane.receive(transfer, [ids], lambda: None)
 
     def copy(self, transfer: Transfer, destination: "Node", ids: list[int], to: list[int]) -> None:
         """A whole transfer, awaited and asserted on both sides."""

@@ -260,7 +260,7 @@ def test_a_killed_peer_leaves_nothing_behind(kind: str) -> None:
     doomed.kill()
     assert isinstance(node.next_event(), ReceiveFailed)
     doomed.process.close()
-    idle = ["sterna-kv-listen", "sterna-kv-notify"]
+    idle = ["sterna-kv-fence", "sterna-kv-listen", "sterna-kv-notify"]
     assert _eventually(lambda: sorted(_plane_threads()) == idle)
     gc.collect()
     assert _eventually(lambda: psutil.Process().num_fds() <= fds)

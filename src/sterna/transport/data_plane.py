@@ -109,10 +109,18 @@ class DataPlane(Protocol):
         transfer that is not paced waits for no later ones. Without a mark it waits for all that are
         queued when it is sent. Only steps on CUDA are queued; must be called on their thread."""
 
-    def receive(self, transfer: Transfer, block_ids: BlockIds) -> None:
+    def receive(
+        self, transfer: Transfer, block_ids: BlockIds, on_armed: Callable[[], None]
+    ) -> None:
         """Expect the transfer and scatter it into the blocks. Outcome: Arrived or ReceiveFailed,
         unless stopped. A transfer that is not expected is refused; its sender gets SendFailed. The
-        source may begin late (`TransportConfig.begin_timeout_s`)."""
+        source may begin late (`TransportConfig.begin_timeout_s`).
+
+        Args:
+            on_armed: called, in any case and on any thread, when the steps that are queued now have
+                ended: they may still write to the blocks. The source is to begin then: chunks that
+                come before have to wait, which counts as no progress.
+        """
 
     def stop(self, migration_id: MigrationId) -> None:
         """Stop all transfers of the migration. Outcome: always Stopped, the last event of that

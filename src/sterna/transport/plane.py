@@ -1,8 +1,9 @@
 """The data plane of one instance: its transfers, connections and threads.
 
-Threads: one that listens, one that notifies the owner of outcomes, one for each peer that is sent
-to and one for each peer that sends (with Gloo, two for the latter). All sleep while nothing is
-copied; those of a connection that was idle for `TransportConfig.idle_timeout_s` end.
+Threads: one that listens, one that notifies the owner of outcomes, one that waits for the engine's
+steps, one for each peer that is sent to and one for each peer that sends (with Gloo, two for the
+latter). All sleep while nothing is copied; those of a connection that was idle for
+`TransportConfig.idle_timeout_s` end.
 """
 
 import atexit
@@ -11,12 +12,14 @@ import logging
 import secrets
 import threading
 import time
+from collections.abc import Callable
 
 import torch
 
 from sterna.config import TransportConfig
 from sterna.errors import ConfigurationError, TransportError
 from sterna.transport.data_plane import BlockIds, DataPlane, Notify, Transfer
+from sterna.transport.fences import FenceWaiter
 from sterna.transport.ledger import Copy, Ledger, Side
 from sterna.transport.memory.chunks import largest_chunk_bytes
 from sterna.transport.memory.layout import KvCache
@@ -74,6 +77,7 @@ class _Plane:
             idle_timeout_s=config.idle_timeout_s,
         )
         self._begin_timeout_s = config.begin_timeout_s
+        self._fences = FenceWaiter()
         self._endpoint = f"{self._wire.kind}://{address}/{self._context.token}"
         self._lock = threading.Lock()
         # Set by the thread of the engine's steps, taken by the one that sends; in order of age.
@@ -128,12 +132,15 @@ class _Plane:
         for oldest in list(self._marks)[:-_MAX_MARKS]:
             self._marks.pop(oldest, None)
 
-    def receive(self, transfer: Transfer, block_ids: BlockIds) -> None:
+    def receive(
+        self, transfer: Transfer, block_ids: BlockIds, on_armed: Callable[[], None]
+    ) -> None:
         # All groups have their blocks from one pool.
         ids = [block_id for group in block_ids for block_id in group]
         if len(set(ids)) != len(ids):
             raise TransportError(f"{transfer} would scatter twice into one of {ids}")
-        self._add(Side.DESTINATION, transfer, block_ids, False, self._cache.fence())
+        copy = self._add(Side.DESTINATION, transfer, block_ids, False, self._cache.fence())
+        self._fences.call_after(copy.fence, on_armed)
 
     def stop(self, migration_id: MigrationId) -> None:
         self._marks.pop(migration_id, None)
@@ -148,10 +155,12 @@ class _Plane:
             connections: list[Receiver | Sender] = [*self._receivers, *self._senders.values()]
         # From here on only a chunk in progress touches blocks; its thread is joined below.
         self._context.ledger.close()
+        self._fences.close()
         self._waker.set()
         for connection in connections:
             connection.close()
-        for thread in [self._thread, *(connection.thread for connection in connections)]:
+        threads = [self._thread, self._fences.thread]
+        for thread in [*threads, *(connection.thread for connection in connections)]:
             if thread is not threading.current_thread():
                 thread.join(max(deadline_s - time.monotonic(), 0.0))
                 if thread.is_alive():

@@ -9,6 +9,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 import zmq
@@ -47,7 +48,7 @@ class ClosePlane(msgspec.Struct, frozen=True, tag=True):
 
 
 class StageArmed(msgspec.Struct, frozen=True, tag=True):
-    """The rank expects the transfer from here on."""
+    """The rank expects the transfer, and no step writes to its blocks: the source may begin."""
 
     transfer: Transfer
 
@@ -122,8 +123,8 @@ class PlaneServer:
                 case SendStage(transfer, endpoint, block_ids, is_paced):
                     self.plane.send(transfer, endpoint, block_ids, is_paced=is_paced)
                 case ReceiveStage(transfer, block_ids):
-                    self.plane.receive(transfer, block_ids)
-                    self._report(StageArmed(transfer))
+                    armed = StageArmed(transfer)
+                    self.plane.receive(transfer, block_ids, partial(self._report, armed))
                 case StopTransfers(migration_id):
                     self.plane.stop(migration_id)
                 case ClosePlane():
