@@ -179,6 +179,20 @@ def test_a_cuda_copier_moves_a_tile_there_and_back_beside_the_compute_stream() -
 
 @pytest.mark.cuda
 @needs_cuda
+def test_cuda_copiers_share_what_pytorch_takes_from_the_device() -> None:
+    """The engine leaves little: a segment of 20 MiB for each of them would be too much."""
+    node = Node("tcp", device="cuda", page_bytes=4096)
+    before = torch.cuda.memory_reserved()
+    # Of a size of their own, lest they take those of copiers that have ended.
+    copiers = [make_copier(node.cache, (4 << 20) + 512) for _ in range(8)]
+    assert torch.cuda.memory_reserved() - before < 80 << 20
+    for copier in copiers:
+        copier.close()
+    node.plane.close()
+
+
+@pytest.mark.cuda
+@needs_cuda
 def test_a_cuda_copier_takes_the_stream_and_the_memory_of_one_that_has_ended() -> None:
     node = Node("tcp", device="cuda", page_bytes=4096)
     first: Any = make_copier(node.cache, 1 << 20)

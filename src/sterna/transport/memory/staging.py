@@ -84,7 +84,8 @@ _Kit = tuple["torch.cuda.Stream", torch.Tensor]
 
 _KITS: defaultdict[tuple[torch.device, int], list[_Kit]] = defaultdict(list)
 """Streams and memory of copiers that have ended, by the device and the number of bytes. PyTorch
-keeps freed memory for the stream that used it: with streams in turn, each would get some."""
+keeps freed memory for the stream that used it: with streams in turn, each would get some. What is
+never freed may be used on another stream than that of its pool."""
 
 
 class CudaCopier:
@@ -105,8 +106,11 @@ class CudaCopier:
             # PyTorch hands out 32 streams of each priority in turn, then the same ones again. The
             # engine's own has normal priority; this one has another: the two never coincide.
             self._stream = torch.cuda.Stream(cache.device, priority=-1)
-            with torch.cuda.stream(self._stream):
-                self._fused = torch.empty(num_bytes, dtype=torch.uint8, device=cache.device)
+            # In the pool of this thread's own stream, which all copiers share: PyTorch takes 20 MiB
+            # from the device for the first chunk in the pool of a stream.
+            self._fused = torch.empty(num_bytes, dtype=torch.uint8, device=cache.device)
+            # The memory may have been freed by work that is still queued there.
+            self._stream.wait_stream(torch.cuda.current_stream(cache.device))
 
     def gather(
         self,
