@@ -218,7 +218,7 @@ def _move(here: Any, there: Any, request: Any, asked: Asked, way: Way) -> int:
     restore_history(there, arriving, state)
     assert destination.can_adopt(migration, num_valid)
     destination.adopt_running(migration, arriving, num_valid, state.draft_token_ids)
-    import_into_workers(there, arriving, generator)
+    import_into_workers(there, arriving, generator).result()
     source.release(name)
     _finish(here)
     return num_steps

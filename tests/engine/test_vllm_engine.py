@@ -234,6 +234,38 @@ def test_a_request_that_ends_at_once_is_adopted_before_it_ends(vllm_core: Any) -
     run_with_engine(core, play)
 
 
+def test_an_adoption_waits_for_no_rank_and_one_that_failed_ends_the_engine(vllm_core: Any) -> None:
+    """Ranks answer behind the steps that they have queued: no other would be queued meanwhile."""
+    from vllm.v1.request import RequestStatus
+
+    from sterna.engine.vllm.request_state import RequestState
+
+    core = with_scheduler(vllm_core)
+    registering: Future[Any] = Future()
+    calls: list[tuple[str, bool]] = []
+
+    def call_ranks(
+        method: str, args: tuple[Any, ...], kwargs: dict[str, Any], non_block: bool = False
+    ) -> Future[Any]:
+        calls.append((method, non_block))
+        return registering
+
+    async def play(engine: Any, listener: Listener) -> None:
+        assert await engine.reserve(reserve(0)) == BlocksReserved(0, ())
+        state = RequestState([5, 6, 7], 0, 0).encode()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(core.model_executor, "collective_rpc", call_ranks)
+            assert await engine.adopt(Adopt(MIGRATION, REQUEST, 0, state)) == Adopted()
+        assert calls == [("sterna_import_request", True)]
+        assert not listener.failures
+        registering.set_exception(RuntimeError("a rank has no memory"))
+        await asyncio.sleep(0)
+        assert listener.failures == ["a rank has no memory"]
+
+    run_with_engine(core, play)
+    core.scheduler.finish_requests(REQUEST, RequestStatus.FINISHED_ABORTED)
+
+
 def test_a_span_says_whether_its_output_has_events(vllm_core: Any) -> None:
     from sterna.engine.vllm.payload import encode_request
 

@@ -292,7 +292,8 @@ class VllmEngine:
     def _restore(core: HostedCore, request: Request, output_token_ids: Sequence[int]) -> None:
         """Continue a request after outputs of an engine that has died."""
         restore_history(core, request, RequestState(list(output_token_ids), 0, 0))
-        import_into_workers(core, request, is_continued=True)
+        # One that a worker cannot register is refused.
+        import_into_workers(core, request, is_continued=True).result()
         core.scheduler.add_with_history(request)
 
     def _fail(self, sent_request: EngineCoreRequest, num_delivered: int) -> None:
@@ -607,13 +608,20 @@ class VllmEngine:
         else:
             scheduler.adopt_queuing(effect.migration_id, request)
         if state.output_token_ids:
-            import_into_workers(core, request, state.generator_state)
+            registering = import_into_workers(core, request, state.generator_state)
+            registering.add_done_callback(self._check_registered)
         self._sent_requests[effect.request_id] = sent_request
         first_index = self._num_delivered[effect.request_id] = len(state.output_token_ids)
         # Queued from this thread, so that it precedes the outputs of any further step.
         frontend_id = FrontendId(request.client_index)
         self._to_loop(self._listener.on_adopted, frontend_id, effect.request_id, first_index)
         return Adopted()
+
+    def _check_registered(self, registering: Future[Any]) -> None:
+        """An adopted request that a rank does not have is a failure of the engine: its next step
+        would fail, or wait for ever for that rank."""
+        if (error := registering.exception()) is not None:
+            self._to_loop(self._listener.on_failure, error)
 
     # -------------------------------------------------------------------------- step thread
 

@@ -171,17 +171,25 @@ def import_into_workers(
     generator_state: bytes | None = None,
     *,
     is_continued: bool = False,
-) -> None:
-    """Register a request with a history at the workers; see `sterna_import_request`."""
+) -> Future[Any]:
+    """Register a request with a history at the workers, before the next step; see
+    `sterna_import_request`.
+
+    Returns a future for its end. To wait for it is to wait for all that the ranks have queued.
+    """
     if core.scheduler.use_v2_model_runner:
         # It gets the request with its first step.
-        return
+        registered: Future[Any] = Future()
+        registered.set_result(None)
+        return registered
     block_ids = core.scheduler.groups.block_ids(request.request_id)
-    core.collective_rpc(
+    registering: Future[Any] = core.model_executor.collective_rpc(
         "sterna_import_request",
         args=(worker_state(request, block_ids), generator_state),
         kwargs={"is_continued": is_continued},
+        non_block=True,
     )
+    return registering
 
 
 def announce_with_history(
