@@ -3,6 +3,7 @@
 Each request is cut before, within and behind such an end: by a move, a preemption or a death.
 """
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ def thoughts(_: Path) -> dict[str, Any]:
 def prepare(cores: list[Any]) -> None:
     """As an engine does when it starts."""
     for core in cores:
-        core.collective_rpc("sterna_prepare")
+        core.collective_rpc("sterna_prepare", args=(os.getpid(),))
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ again, in chunks.
 
 import itertools
 import json
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,7 @@ def vllm_core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         enable_chunked_prefill=True,
         worker_extension_cls=WORKER_EXTENSION,
     ) as core:
-        core.collective_rpc("sterna_prepare")
+        core.collective_rpc("sterna_prepare", args=(os.getpid(),))
         yield core
 
 

@@ -7,6 +7,7 @@ the worker, as commands between two steps. Neither ever blocks on the other.
 
 import asyncio
 import logging
+import os
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -189,7 +190,7 @@ class VllmEngine:
             )
         )
         with core.unbound():
-            core.collective_rpc("sterna_prepare")
+            core.collective_rpc("sterna_prepare", args=(os.getpid(),))
         # Where features of the engine forbid that KV moves, requests may still migrate to it.
         moves_kv = not scheduler.immovable_features
         page_layouts = ["no page moves"]

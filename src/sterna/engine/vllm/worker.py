@@ -5,7 +5,10 @@ Methods run on the worker's own thread and are called by vLLM's `collective_rpc`
 class into its worker, hence the prefix of every name.
 """
 
+import ctypes
 import hashlib
+import os
+import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
 
 SEEDED = SamplingType.RANDOM_SEED
 
+_PR_SET_PDEATHSIG = 1
+
 
 class SternaWorkerExtension:
     """Mixed into vLLM's worker; `self` is that worker."""
@@ -45,8 +50,11 @@ class SternaWorkerExtension:
         rank: int
         use_v2_model_runner: bool
 
-    def sterna_prepare(self) -> None:
+    def sterna_prepare(self, instance_process_id: int) -> None:
         """Prepare the worker; called also where the engine's requests cannot migrate."""
+        if instance_process_id != os.getpid():
+            # With several ranks, each has a process of its own.
+            end_with_parent(instance_process_id)
         if self.use_v2_model_runner:
             return
         count_earlier_outputs(self.model_runner)
@@ -153,6 +161,19 @@ class SternaWorkerExtension:
             # Else the column of its state would be that of an earlier stay here.
             runner.mamba_state_idx.pop(state.req_id, None)
         runner.requests[state.req_id] = state
+
+
+def end_with_parent(process_id: int) -> None:
+    """Have the kernel kill this process when the thread that started it ends, which is one of the
+    process with this id: that of the engine's steps, which first has vLLM end its ranks.
+
+    vLLM's ranks end by themselves when their parent has, but not one that is stopped, or waits in a
+    collective for a rank that is gone: it would keep its GPU.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != process_id:
+        # It has ended before.
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def kv_cache(model_runner: "V1Runner | V2Runner", label: str = "") -> KvCache:
