@@ -242,7 +242,7 @@ def test_a_stage_is_reserved_when_the_steps_that_may_write_to_its_blocks_have_en
             assert not expecting.done()
             steps.open(NUM_RANKS)
             for endpoint in await expecting:
-                source.plane.send(COMING, endpoint, [[3]], paced=False)
+                source.plane.send(COMING, endpoint, [[3]], is_paced=False)
                 assert isinstance(await asyncio.to_thread(source.next_event), Sent)
             # What was reported before has come.
             await ranks.transfers.stop(OTHER)

@@ -269,7 +269,7 @@ def test_no_instance_starts_on_a_node_with_other_versions(
     async def scenario(groups: Groups, tasks: Tasks) -> None:
         hosted = instances(Handle(is_sound=True, versions=theirs), tasks, monkeypatch)
         with pytest.raises(InstanceStartError) as raised:
-            await hosted.start(I0, (), ignore)
+            await hosted.start(I0, (), ignore, ignore)
         assert not raised.value.is_of_options
         reason = str(raised.value)
         assert reason.startswith(f"instance i0: node 10.0.0.2 has sterna {theirs['sterna']}")
