@@ -7,6 +7,7 @@ import mmap
 import os
 import socket
 import struct
+import time
 from collections.abc import Iterator
 
 import msgspec
@@ -422,7 +423,10 @@ def test_an_open_connection_keeps_no_descriptor_of_its_ring_but_those_of_the_map
     source.copy(stage("n"), destination, [0], [1])
     source.plane.close()
     destination.plane.close()
-    assert _num_ring_fds() == 0
+    # A receiver that has ended its connection by itself may still be leaving its thread.
+    deadline_s = time.monotonic() + WAIT_S
+    while _num_ring_fds() > 0:
+        assert time.monotonic() < deadline_s
 
 
 def test_a_source_without_a_ring_is_rejected() -> None:
