@@ -234,6 +234,19 @@ def test_in_a_server_a_class_that_fails_ends_nothing(
     assert in_server(LLUMNIX) is LLUMNIX
 
 
+def test_in_a_server_a_round_that_a_class_cannot_begin_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Busy(Policy):
+        def begin_round(self, known: Any) -> None:
+            raise TypeError
+
+    core = scheduler(in_server(Busy().as_config()), instance("i0"))
+    core.on_tick(10.0)
+    assert places(core.on_request(ask("r"), 10.0)) == [("r", "i0")]
+    assert "method=begin_round" in caplog.text
+
+
 # ------------------------------------------------------------------------------ the decisions
 
 

@@ -166,9 +166,9 @@ def _read_rows(option: str, path: Path, row: type[Row]) -> list[Row]:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigurationError(f"{option} cannot be read: {reason}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        # YAML's own message quotes the line, which may contain a key. A date that does not exist
-        # is a ValueError.
+    except Exception as error:
+        # YAML's own message quotes the line, which may contain a key. Values that are not what
+        # their tags say raise all kinds of errors, such as KeyError.
         mark = getattr(error, "problem_mark", None)
         where = "" if mark is None else f" (line {mark.line + 1})"
         raise ConfigurationError(f"{option} is neither YAML nor JSON{where}") from None

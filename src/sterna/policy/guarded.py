@@ -51,8 +51,8 @@ class GuardedPolicy:
 
     def begin_round(self, known: Round) -> None:
         """See `OwnDecisions`."""
-        self._own.begin_round(known)
         self._base.begin_round(known)
+        self._decided("begin_round", lambda: self._own.begin_round(known), lambda: None)
 
     def dispatch(self, request: NewRequest, instances: Sequence[Candidate]) -> InstanceId:
         """See `Policy`."""

@@ -1,7 +1,9 @@
 """What the files of --priority-classes and --api-keys change."""
 
 import argparse
+import os
 from argparse import Namespace
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -161,6 +163,18 @@ def test_front_ends_find_the_file_of_keys_wherever_they_run(
     args = options(api_keys="keys.yaml")
     settle_classes(args)
     assert args.api_key_file.path == tmp_path / "keys.yaml"
+
+
+def test_keys_from_a_pipe_are_read_once(tmp_path: Path) -> None:
+    """As from `<(vault ...)`: front ends would wait for another writer, or find no such file."""
+    path = tmp_path / "keys"
+    os.mkfifo(path)
+    args = options(api_keys=str(path))
+    with ThreadPoolExecutor(1) as writer:
+        writer.submit(path.write_text, "- {name: shop, key: sk-shop}")
+        settle_classes(args)
+    assert [each.name for each in args.api_key_table] == ["shop"]
+    assert args.api_key_file is None
 
 
 def test_keys_of_the_option_and_of_the_file_are_in_one_table(

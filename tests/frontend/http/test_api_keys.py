@@ -162,6 +162,19 @@ def test_a_key_that_is_taken_out_of_the_file_opens_nothing_and_a_new_one_does(
     assert shop.highest == DEFAULT_CLASSES.normal
 
 
+def test_without_a_thread_to_read_the_file_the_keys_stay_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def to_thread(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    file = file_of(tmp_path, "- {name: shop, key: shop}")
+    keys = ApiKeys(file.read(), file)
+    monkeypatch.setattr(asyncio, "to_thread", to_thread)
+    asyncio.run(keys.look())
+    assert opens(keys, "shop")
+
+
 def test_a_file_that_cannot_be_used_changes_no_key_and_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -170,7 +183,8 @@ def test_a_file_that_cannot_be_used_changes_no_key_and_is_logged_once(
 
     async def test() -> None:
         await keys.look()
-        for text in ("- {name: shop, key: [s3cret]}", "[]", None):
+        wrong_tag = "- {name: shop, key: !!bool s3cret}"
+        for text in ("- {name: shop, key: [s3cret]}", "[]", wrong_tag, None):
             if text is None:
                 file.path.unlink()
             else:
@@ -185,7 +199,7 @@ def test_a_file_that_cannot_be_used_changes_no_key_and_is_logged_once(
     with caplog.at_level(logging.ERROR, "sterna.frontend.http.api_keys"):
         asyncio.run(test())
     failed = "API keys stay as they were reason=--api-keys"
-    assert [each.startswith(failed) for each in caplog.messages] == [True] * 3
+    assert [each.startswith(failed) for each in caplog.messages] == [True] * 4
     assert "s3cret" not in caplog.text
 
 

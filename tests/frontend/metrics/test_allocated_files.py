@@ -1,5 +1,6 @@
 """The files in which front ends show each other their metrics, where there is no room for them."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -7,7 +8,10 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from prometheus_client.mmap_dict import mmap_key
 
+from sterna.frontend.metrics import allocated_files
+from sterna.frontend.metrics.allocated_files import SeriesFile
 from tests.small_disk import with_small_disk
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -137,6 +141,29 @@ def test_a_file_of_an_earlier_process_is_gone_on_with(tmp_path: Path, number: in
         """
     told, _ = told_by(script, tmp_path)
     assert told == ["2.0", "2.0"]
+
+
+def test_what_an_earlier_process_has_counted_stays_where_there_is_no_room_at_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def has_no_room(filename: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), filename)
+
+    monkeypatch.setattr(allocated_files, "_files", [])
+    monkeypatch.setattr(allocated_files, "RETRY_S", 0.0)
+    path, key = str(tmp_path / "counter_slot0.db"), mmap_key("c", "c_total", [], [], "Something.")
+    earlier = SeriesFile(path)
+    earlier.read_value(key)
+    earlier.write_value(key, 5.0, 1.0)
+    earlier.close()
+    with monkeypatch.context() as full:
+        full.setattr(allocated_files, "_AllocatedFile", has_no_room)
+        file = SeriesFile(path)
+        assert file.read_value(key) == (0.0, 0.0)
+        file.write_value(key, 1.0, 2.0)
+    file.write_value(key, 2.0, 3.0)
+    assert file.read_value(key) == (2.0, 3.0), "what this process has counted"
+    assert SeriesFile(path).read_value(key) == (7.0, 3.0)
 
 
 # ------------------------------------------------------------------------- processes that end

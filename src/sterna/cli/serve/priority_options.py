@@ -76,8 +76,10 @@ def settle_classes(args: Namespace) -> None:
     args.api_key_file = None
     if "api_keys" in args:
         path = Path(args.api_keys).absolute()
-        args.api_key_file = KeyFile(path, args.classes, args.api_key_table)
-        args.api_key_table = args.api_key_file.read()
+        file = KeyFile(path, args.classes, args.api_key_table)
+        args.api_key_table = file.read()
+        # A pipe can be read once.
+        args.api_key_file = file if path.is_file() else None
 
 
 def with_classes(policy: PolicyConfig, classes: PriorityClasses) -> PolicyConfig:

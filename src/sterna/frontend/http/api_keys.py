@@ -58,13 +58,15 @@ class ApiKeys:
         if self._file is None:
             return
         # Files may be on other machines, and large ones take long to parse.
-        state = await asyncio.to_thread(self._file.state)
-        if state == self._read:
-            return
+        state: tuple[int, ...] | None = None
         try:
+            state = await asyncio.to_thread(self._file.state)
+            if state == self._read:
+                return
             keys = await asyncio.to_thread(self._file.read)
-        except ConfigurationError as error:
-            if state != self._failed:
+        except (ConfigurationError, RuntimeError) as error:
+            # The latter where no thread can be started.
+            if state is None or state != self._failed:
                 logger.error("API keys stay as they were reason=%s", error)
             self._failed = state
             return

@@ -111,23 +111,27 @@ class SeriesFile:
         self._filename = filename
         self._file: _AllocatedFile | None = None
         self._placed: set[str] = set()
+        # None for a series that has not been read yet.
         self._waiting: dict[str, tuple[float, float] | None] = {}
+        # What an earlier process had counted of series that were read before they had a place.
+        self._earlier: dict[str, float] = {}
         self._retry_at_s: float | None = None
         _files.append(self)
 
     def read_value(self, key: str) -> tuple[float, float]:
         """Return the value and time of a series; a new one begins with zeros."""
         if (file := self._file_of(key)) is None:
-            return self._waiting[key] or (0.0, 0.0)
-        value: tuple[float, float] = file.read_value(key)
-        return value
+            last = self._waiting[key] = self._waiting[key] or (0.0, 0.0)
+            return last
+        value, timestamp = file.read_value(key)
+        return value - self._earlier.get(key, 0.0), timestamp
 
     def write_value(self, key: str, value: float, timestamp: float) -> None:
         """Set the value and time of a series."""
         if (file := self._file_of(key)) is None:
             self._waiting[key] = (value, timestamp)
         else:
-            file.write_value(key, value, timestamp)
+            file.write_value(key, value + self._earlier.get(key, 0.0), timestamp)
 
     def forget(self, label: str, gone: Set[tuple[str, str]]) -> bool:
         """Take these series out of the file (`forget_series`): another one replaces it, since
@@ -152,6 +156,7 @@ class SeriesFile:
             return False
         self._file.close()
         self._file, self._placed = file, staying
+        self._earlier = {key: each for key, each in self._earlier.items() if key in staying}
         return True
 
     def close(self) -> None:
@@ -174,9 +179,11 @@ class SeriesFile:
             while self._waiting:
                 key = next(iter(self._waiting))
                 # A series of an earlier process in this slot goes on.
-                self._file.read_value(key)
+                earlier, _ = self._file.read_value(key)
                 if (last := self._waiting.pop(key)) is not None:
-                    self._file.write_value(key, *last)
+                    value, timestamp = last
+                    self._earlier[key] = earlier
+                    self._file.write_value(key, earlier + value, timestamp)
                 self._placed.add(key)
         except OSError as error:
             if self._retry_at_s is None:
