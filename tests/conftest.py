@@ -1,4 +1,4 @@
-"""What holds for all tests."""
+"""Settings of all tests."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""What the files of --priority-classes and --api-keys change."""
+"""Options of `sterna serve` for priorities: what the files that they name change."""
 
 import argparse
 import os
@@ -27,19 +27,7 @@ from sterna.policy.presets import preset
 from sterna.priority_classes import DEFAULT_CLASSES
 from sterna.priority_files import KeyFile, read_classes
 from tests.engine.profiling.test_profile_file import MEASUREMENT
-
-CLASSES = """
-- {name: gold, rank: 2, target_load: 900}
-- {name: quick, rank: 1, execution_rank: 0}
-- {name: normal, rank: 0}
-- {name: batch, rank: -1}
-"""
-
-
-def written(folder: Path, text: str) -> Path:
-    path = folder / "file.yaml"
-    path.write_text(text)
-    return path
+from tests.test_priority_files import CLASSES, written
 
 
 def options(**changes: Any) -> Namespace:

@@ -1,4 +1,4 @@
-"""How long steps and copies take; every example computed by hand."""
+"""Durations of steps and copies; every example computed by hand."""
 
 from dataclasses import replace
 

@@ -129,19 +129,10 @@ def wait_for_empty_node(node: str, polls: Iterable[Rows]) -> None:
     Raises:
         ServerError: the drain was undone.
     """
-    has_begun = False
-    for number, rows in enumerate(polls):
-        if not rows:
-            # A scheduler that has just replaced another one knows no instance yet.
-            continue
-        there = [row for row in rows if row["node"] == node]
-        if not there:
-            return
-        # One that is to leave has a note, also while it is the last that takes requests.
-        has_begun = has_begun or any(row["note"] for row in there) or number >= NUM_LATE_POLLS
-        stays = all(row["state"] == "running" and row["note"] is None for row in there)
-        if has_begun and stays:
-            raise ServerError(f"{node} was told to have instances: the drain was undone")
+    there = ([row for row in rows if row["node"] == node] for rows in polls if rows)
+    # One that is to leave has a note, also while it is the last that takes requests.
+    if not _ends(there, lambda row: bool(row["note"])):
+        raise ServerError(f"{node} was told to have instances: the drain was undone")
 
 
 def wait_for_end(instance_id: str, polls: Iterable[Rows]) -> None:
@@ -153,17 +144,27 @@ def wait_for_end(instance_id: str, polls: Iterable[Rows]) -> None:
     Raises:
         ServerError: the drain was undone.
     """
+    there = ([row for row in rows if row["id"] == instance_id] for rows in polls if rows)
+    if not _ends(there, lambda row: bool(row["state"] == "terminating")):
+        raise ServerError(f"{instance_id} was told to serve on: the drain was undone")
+
+
+def _ends(polls: Iterable[Rows], is_leaving: Callable[[Row], bool]) -> bool:
+    """Wait until a poll has none of the instances that are being drained; returns False if they are
+    to stay.
+
+    Args:
+        polls: these instances, as each poll lists them. One without any instance of the server is
+            left out: a scheduler that has just replaced another one knows none yet.
+    """
     has_begun = False
     for number, rows in enumerate(polls):
         if not rows:
-            # A scheduler that has just replaced another one knows no instance yet.
-            continue
-        state = next((row["state"] for row in rows if row["id"] == instance_id), None)
-        if state is None:
-            return
-        has_begun = has_begun or state == "terminating" or number >= NUM_LATE_POLLS
-        if state == "running" and has_begun:
-            raise ServerError(f"{instance_id} was told to serve on: the drain was undone")
+            return True
+        has_begun = has_begun or any(map(is_leaving, rows)) or number >= NUM_LATE_POLLS
+        if has_begun and all(row["state"] == "running" and not is_leaving(row) for row in rows):
+            return False
+    return True
 
 
 def _start(args: argparse.Namespace) -> int:
