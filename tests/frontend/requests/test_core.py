@@ -68,6 +68,22 @@ def test_an_abort_before_the_dispatch_leaves_nothing_behind():
     assert core.next_deadline_s is None
 
 
+@pytest.mark.parametrize("config", [CONFIG, ABORT])
+def test_the_scheduler_counts_no_longer_on_the_prompt_of_a_request_that_ended_without_a_token(
+    config: FrontendConfig,
+):
+    """Its grammar may not compile, say: the engine has computed nothing."""
+    core = FrontendCore(ME, config)
+    core.on_message(membership(1, I0, scheduler="scheduler"), (), 0.0)
+    core.on_request(ask(R1), request(R1), 0.0, (10, 11))
+    core.on_message(Dispatched(R1, I0, 3), (), 0.1)
+    refused = TokenBatch(I0, (TokenSpan(R1, 2, 0, True),))
+    assert core.on_message(refused, [output(R1)], 0.2) == [
+        Deliver(R1, output(R1), 0, True),
+        ToScheduler(CancelDispatch(R1)),
+    ]
+
+
 def test_the_end_of_its_last_request_sends_the_final_ack_to_an_instance_that_is_emptied():
     under_test = started(I0, I1)
     emptied = membership(2, I0, I1, emptied=I0)

@@ -220,6 +220,7 @@ class FrontendCore:
                 effects.append(Fail(attempt_id, Failure.TOKENS_LOST))
         else:
             effects = self._deliver(outcome, self._attempts, now_s)
+        effects += self._dispatcher.on_ended_empty(outcome.ended_empty)
         if outcome.strays:
             # Their abort reached the instance before the request, or was lost with another
             # instance, or the request goes on elsewhere.

@@ -174,6 +174,13 @@ class Dispatcher:
         """The request's stream has ended."""
         self._ownership.on_ended(request_id)
 
+    def on_ended_empty(self, request_ids: Iterable[RequestId]) -> list[Effect]:
+        """These requests were sent, and have ended without a token: their prompts may not have been
+        computed, and the scheduler counts on them."""
+        if self._scheduler is None:
+            return []
+        return [ToScheduler(CancelDispatch(each)) for each in request_ids]
+
     def on_news(self, instance_id: InstanceId) -> None:
         """The instance has sent news of requests: tokens, or which instance has them."""
         self._num_heard[instance_id] += 1

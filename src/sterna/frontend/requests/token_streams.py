@@ -45,6 +45,7 @@ class Outcome:
         repeats: what was cut or dropped, in order.
         advanced: spans of the batch with later tokens than all that their streams got before.
         ended: streams whose end is in the batch, while earlier tokens are still missing.
+        ended_empty: streams that have ended, with no token since they were opened.
         ended_behind: streams whose instance has ended them before tokens that were delivered: they
             were another instance's, whose death gave the request back.
         strays: requests of the batch without an open stream that their instance still computes.
@@ -53,6 +54,7 @@ class Outcome:
     deliveries: list[Deliver]
     advanced: list[TokenSpan]
     ended: list[RequestId]
+    ended_empty: list[RequestId]
     ended_behind: list[RequestId]
     strays: list[RequestId]
     repeats: list[Repeat]
@@ -120,7 +122,7 @@ class TokenStreams:
         now_s: float,
     ) -> Outcome:
         """Take in a batch, one payload for each span, and return what to do with it."""
-        outcome = Outcome([], [], [], [], [], [])
+        outcome = Outcome([], [], [], [], [], [], [])
         for span, payload in zip(spans, payloads, strict=True):
             stream = self._streams.get(span.request_id)
             if stream is None:
@@ -178,6 +180,8 @@ class TokenStreams:
                 is_open = self._deliver(stream, request_id, span_after, outcome)
         if not is_open:
             self.close(request_id)
+            if stream.next_index == stream.first_index:
+                outcome.ended_empty.append(request_id)
         elif len(outcome.deliveries) > num_before and request_id in self._gap_deadlines_s:
             del self._gap_deadlines_s[request_id]
             if stream.held:
