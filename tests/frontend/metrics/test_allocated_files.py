@@ -176,6 +176,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
 from sterna.frontend.metrics.allocated_files import allocate_metrics
+from tests.small_disk import fill
 
 folder = Path(os.environ["PROMETHEUS_MULTIPROC_DIR"])
 
@@ -208,10 +209,15 @@ def shown(name, **labels):
 """
 
 
-def printed(script: str, folder: Path) -> list[str]:
-    """What the script prints, whose processes have their metrics in the folder."""
+def printed(script: str, folder: Path, *, disk: str | None = None) -> list[str]:
+    """What the script prints, whose processes have their metrics in the folder.
+
+    Args:
+        disk: the size of a file system for the folder; None: it is where it is.
+    """
+    command = [sys.executable, "-W", "ignore", "-c", FORKS + textwrap.dedent(script)]
     ended = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FORKS + textwrap.dedent(script)],
+        command if disk is None else with_small_disk(folder, disk, command),
         env={**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(folder)},
         cwd=ROOT,
         capture_output=True,
@@ -278,6 +284,23 @@ def test_a_process_does_not_show_the_gauges_of_the_one_before_it(tmp_path: Path)
         print(shown("g"))
         """,
         tmp_path,
+    )
+    assert told == ["7.0", "None"]
+
+
+def test_a_process_without_room_does_not_show_the_gauges_of_the_one_before_it(
+    tmp_path: Path,
+) -> None:
+    told = printed(
+        """
+        end(begin(lambda: gauge("g", "mostrecent").set(7)))
+        print(shown("g"))
+        fill(folder)
+        end(begin(lambda: counter().inc()))
+        print(shown("g"))
+        """,
+        tmp_path,
+        disk="1m",
     )
     assert told == ["7.0", "None"]
 

@@ -76,8 +76,12 @@ def _take_slot(folder: str) -> str:
     except OSError:
         return str(os.getpid())
     for path in Path(folder).glob(f"gauge_*_{slot}.db"):
-        with contextlib.suppress(OSError):
+        try:
             _put_empty(str(path))
+        except OSError:
+            # A scrape that has just listed the file fails, but none shows its gauges any longer.
+            with contextlib.suppress(OSError):
+                path.unlink()
     return slot
 
 
