@@ -10,14 +10,12 @@ import pytest
 import ray
 
 from sterna.config import WatchConfig
-from sterna.runtime.processes.process import identity_of, state_of_process
+from sterna.runtime.processes.process import identity_of
 from sterna.runtime.supervisor import watch
 from sterna.runtime.supervisor.tasks import Tasks
 from sterna.runtime.supervisor.watch import NotStartedError, Watch, process_of
-from sterna.supervisor.core import HostedInstance
 from sterna.supervisor.failure_detector import ProcessIdentity, ProcessState
 from sterna.supervisor.lease import DRIFT, MARGIN_S
-from sterna.types import InstanceId
 from tests.clocks import SkippingLoop, run_skipping, stands
 
 LEASE_S = 20.0
@@ -160,28 +158,26 @@ def test_a_node_that_is_lost_is_named_by_its_address(
     assert "node lost node=10.0.0.2 ray_id=another node" in caplog.text
 
 
-def test_of_silent_instances_those_of_this_node_are_killed_and_the_others_are_left(
+def test_an_instance_of_this_node_that_does_not_answer_a_successor_is_killed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A successor of their supervisor cannot reach them, and cannot kill what is elsewhere."""
     monkeypatch.setattr(watch, "own_node", lambda: "this node")
     silent = subprocess.Popen(["sleep", "1000"])
-    here = identity_of(silent.pid, "this node")
-    i0, i1 = (HostedInstance("address", "kv", process) for process in (here, THERE))
 
-    async def scenario() -> dict[InstanceId, HostedInstance]:
+    async def scenario() -> None:
         tasks = Tasks()
-        watching = WatchOf(NodeActor(is_within_reach=True), tasks)
-        left = await watching.end_here({InstanceId("i0"): i0, InstanceId("i1"): i1})
-        assert state_of_process(here) is ProcessState.GONE
+        process = identity_of(silent.pid, "this node")
+        assert process is not None
+        watching = Watch(WatchConfig(), tasks)
+        async with asyncio.timeout(HANG_TIMEOUT_S):
+            await watching.until_ended("i1", None, process)
         tasks.cancel()
-        return left
 
     try:
-        assert asyncio.run(scenario()) == {InstanceId("i1"): i1}
+        asyncio.run(scenario())
     finally:
         silent.kill()
-        silent.wait()
+    assert silent.wait() == -signal.SIGKILL
 
 
 def test_a_node_without_members_is_no_longer_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:

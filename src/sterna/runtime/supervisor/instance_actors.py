@@ -232,8 +232,8 @@ class InstanceActors:
     def take_over_silent(
         self, instance_id: InstanceId, silent: HostedInstance, place: Place | None
     ) -> None:
-        """Host an instance that another supervisor has started on another node, and that does not
-        answer this one: it is to end."""
+        """Host an instance that another supervisor has started, and that does not answer this one:
+        it is to end."""
         assert silent.process is not None
         self._hosted[instance_id] = _HostedActor(
             None, silent.address, silent.kv_format, place, silent.process

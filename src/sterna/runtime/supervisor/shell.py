@@ -155,9 +155,7 @@ class Supervisor:
         self._services.ready = state.ready
         self._configure(config, args, emulated)
         known = list(self._fleet.members)
-        silent = await self._watch.end_here(
-            {each: up for each, up in state.hosted.items() if each not in found.instances}
-        )
+        silent = {each: up for each, up in state.hosted.items() if each not in found.instances}
         effects = self._core.take_over({*found.instances, *silent}, _now_s())
         for instance_id in known:
             if instance_id in found.instances:
@@ -168,7 +166,8 @@ class Supervisor:
                 self._on_facts(instance.facts)
                 self._tasks.begin(self._watch_instance(instance_id))
             elif instance_id in silent:
-                # It may act until its lease ends, and counts until then.
+                # It may act until it has been killed or its lease ends, and counts until then. The
+                # takeover does not wait for that: the kernel may keep a process for long.
                 self._instances.take_over_silent(
                     instance_id, silent[instance_id], places.pop(instance_id, None)
                 )

@@ -8,7 +8,7 @@ be reached to be killed has ended when its lease has.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Iterator, Mapping
+from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -23,10 +23,8 @@ from sterna.runtime.actors.addresses import node_address, node_addresses, own_no
 from sterna.runtime.processes.process import end_process, state_of_process
 from sterna.runtime.supervisor.ray_errors import reason_of
 from sterna.runtime.supervisor.tasks import Tasks
-from sterna.supervisor.core import HostedInstance
 from sterna.supervisor.failure_detector import FailureDetector, ProcessIdentity, ProcessState
 from sterna.supervisor.lease import GrantedLeases
-from sterna.types import InstanceId
 
 logger = logging.getLogger(__name__)
 
@@ -151,20 +149,6 @@ class Watch:
             finally:
                 run.cancel()
         return reason
-
-    async def end_here(
-        self, silent: Mapping[InstanceId, HostedInstance]
-    ) -> dict[InstanceId, HostedInstance]:
-        """Kill those of these instances that are on this node, and wait for their ends; returns the
-        others."""
-        elsewhere = {}
-        for instance_id, hosted in silent.items():
-            assert hosted.process is not None
-            if hosted.process.node_id == self._own_node:
-                await end_process(hosted.process)
-            else:
-                elsewhere[instance_id] = hosted
-        return elsewhere
 
     # ---------------------------------------------------------------------------- internals
 
