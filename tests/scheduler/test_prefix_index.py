@@ -66,6 +66,13 @@ def test_a_hit_ends_at_the_first_block_that_is_missing() -> None:
     assert index.cached_tokens(ask("r", [1, 2, 3, 4])) == {I0: 2 * BLOCK, I1: BLOCK}
 
 
+def test_a_key_is_one_object() -> None:
+    """Of a thousand instances with large caches there are many millions."""
+    keys = [2**63 + each for each in range(100)]
+    index = index_of(i0=keys)
+    assert {*map(id, index.contents()[I0])} == {*map(id, index._holders)}
+
+
 def test_the_last_token_of_a_prompt_is_always_computed() -> None:
     index = index_of(i0=[1, 2])
     assert index.cached_tokens(ask("r", [1, 2], more_tokens=0)) == {I0: BLOCK}

@@ -63,7 +63,8 @@ class PrefixIndex:
         removed = [key for key in reported if key in instance.keys]
         instance.keys.difference_update(removed)
         self._lose(removed, instance)
-        added = unpacked(report.added)
+        # As objects, of 48 bytes each, which the index and the instance's set share.
+        added = list(unpacked(report.added))
         instance.keys.update(added)
         self._gain(added, instance)
         for key in instance.last_keys.keys() & added:
