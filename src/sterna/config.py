@@ -444,15 +444,15 @@ class MigrationConfig:
         last_stage_max_bytes: bytes on one rank of the largest such stage. Blocks of models with
             recurrent layers are large: they hold a thousand tokens or more.
         max_stages: a migration that is not in its last stage by then aborts.
-        lease_s: a destination gives a reservation back after this time without a message of its
-            migration.
+        lease_s: a source gives a stage up, and a destination its reservation, after this time
+            without a message of the migration. None comes while either waits for the end of a step.
         query_interval_s: time between two queries of a source that waits for a commit's verdict.
     """
 
     last_stage_max_blocks: int = 2
     last_stage_max_bytes: int = 32 << 20
     max_stages: int = 8
-    lease_s: float = 10.0
+    lease_s: float = 30.0
     query_interval_s: float = 1.0
 
     def __post_init__(self) -> None:

@@ -1,8 +1,10 @@
 """Golden transcripts of migrations in which the wire fails or a machine dies."""
 
+from sterna.config import MigrationConfig, TransportConfig
 from sterna.migration.messages import (
     CommitQuery,
     CopyFailed,
+    Drained,
     PeerDead,
     Reason,
     Send,
@@ -20,7 +22,7 @@ from tests.migration.courses import (
     given_back,
 )
 from tests.migration.duet import LOSE, Duet
-from tests.migration.machines import M, N, inspected, reserve
+from tests.migration.machines import STATE, M, N, inspected, reserve
 
 # -------------------------------------------------------------------------- failures of the wire
 
@@ -133,6 +135,14 @@ def test_long_copy_does_not_run_into_the_lease_as_long_as_both_are_there() -> No
         duet.go_on()
         duet.tell("B", Tick())
     duet.tell("B", StageReceived(0))
+    assert duet.go_on()[-1] == "B Released: -"
+
+
+def test_drain_that_waits_for_a_long_step_does_not_run_into_the_lease() -> None:
+    """Time for the first bytes does not help where the reservation ends before it."""
+    duet = Duet(*TWO_STAGES, config=MigrationConfig(), strikes={"A Reserved 1": [LOSE]})
+    duet.tell("B", Tick(), after_s=TransportConfig().begin_timeout_s - 0.1)
+    duet.tell("A", Drained(10, STATE))
     assert duet.go_on()[-1] == "B Released: -"
 
 
