@@ -45,10 +45,12 @@ def described(
 
 
 def test_an_instance_is_described_by_its_last_report() -> None:
-    (row,) = described(Membership(1, (InstanceMember(I0, "a"),), (), None), report(I0))
+    moving = report(I0, num_migrating_out=1, num_migrating_in=2)
+    (row,) = described(Membership(1, (InstanceMember(I0, "a"),), (), None), moving)
     assert row["id"] == "i0"
     assert row["state"] == "running"
-    assert (row["total_tokens"], row["used_tokens"], row["running"]) == (1000, 100, 2)
+    assert (row["total_tokens"], row["used_tokens"]) == (1000, 100)
+    assert (row["running"], row["queuing"], row["migrating"]) == (2, 1, 3)
     # Two run, and one in line counts: 900 / 3.
     assert row["freeness"] == 300.0
     assert row["note"] is None
@@ -98,6 +100,7 @@ def test_a_drain_says_how_many_requests_it_waits_for_and_why() -> None:
         return row["note"]
 
     assert note(move_tokens=64, is_source=True) == "an operator drains it; 3 requests left"
+    assert note(num_migrating_out=1) == "an operator drains it; 3 requests left"
     assert note(move_tokens=64) == (
         "an operator drains it; 3 requests left, waiting for an instance with room"
     )

@@ -152,6 +152,13 @@ def test_it_is_sent_without_its_prefix_when_that_is_lost() -> None:
     assert places(core.on_instance_left(InstanceId("i0"), 1.1)) == [("r", "i1")]
 
 
+def test_it_waits_on_when_a_third_instance_is_lost() -> None:
+    core = copying()
+    core.on_load(report(evenly_loaded("i2", 9_600, 60), COPYING), 1.0)
+    assert core.on_instance_left(InstanceId("i2"), 1.1) == []
+    assert places(core.on_prefix_done(R, 1.2)) == [("r", "i1")]
+
+
 def test_it_looks_for_another_instance_when_its_own_is_lost() -> None:
     core = copying()
     assert places(core.on_instance_left(InstanceId("i1"), 1.1)) == [("r", "i0")]

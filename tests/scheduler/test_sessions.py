@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from msgspec import structs
 
+from sterna.config import PolicyConfig
 from sterna.messages.actors import DispatchRequest
 from sterna.policy.presets import STERNA
 from sterna.scheduler.global_scheduler import GlobalScheduler
@@ -55,14 +56,19 @@ def hot(instance_id: str) -> InstanceView:
     return instance(instance_id, queuing=[waiting])
 
 
-def cluster(caches: Caches, *views: InstanceView, after_s: float = IDLE_S) -> GlobalScheduler:
+def cluster(
+    caches: Caches,
+    *views: InstanceView,
+    after_s: float = IDLE_S,
+    policy: PolicyConfig = COPYING,
+) -> GlobalScheduler:
     """A scheduler that has sent a turn of each of two sessions to i0, and then gets these views."""
-    core = GlobalScheduler(COPYING, now_s=0.0, prefixes=caches)
-    core.on_load(report(instance("i0"), COPYING), 0.0)
+    core = GlobalScheduler(policy, now_s=0.0, prefixes=caches)
+    core.on_load(report(instance("i0"), policy), 0.0)
     core.on_request(turn("r0", "a"), 0.0)
     core.on_request(turn("r1", "b"), 0.0)
     for number, view in enumerate(views):
-        load = report(view, COPYING, sequence=2 + number, last_dispatch=2)
+        load = report(view, policy, sequence=2 + number, last_dispatch=2)
         core.on_load(load, after_s - 0.1)
     return core
 
@@ -134,8 +140,9 @@ def test_caches_that_cannot_be_copied_between_are_left_alone() -> None:
     assert copies(cluster(caches, hot("i0"), instance("i1"))) == []
 
 
-def test_without_the_option_nothing_is_copied_ahead() -> None:
-    assert STERNA.num_session_copies == 0
+def test_by_default_nothing_is_copied_ahead() -> None:
+    core = cluster(Caches(), hot("i0"), instance("i1"), policy=STERNA)
+    assert [copies(core, IDLE_S + n) for n in range(3)] == [[]] * 3
 
 
 def test_the_newest_sessions_are_remembered_and_each_turn_is_taken_once() -> None:
@@ -149,5 +156,12 @@ def test_the_newest_sessions_are_remembered_and_each_turn_is_taken_once() -> Non
     assert list(sessions.take(I0, IDLE_S)) == []
     sessions.on_dispatched(turn("next", "s7"), I0, IDLE_S)
     assert [each.request_id for each in sessions.take(I0, 2 * IDLE_S)] == ["next"]
+
+
+def test_the_sessions_of_an_instance_that_has_left_are_forgotten_and_no_others() -> None:
+    sessions = Sessions()
+    for name, instance_id in (("a", I0), ("b", I1)):
+        sessions.on_dispatched(turn(name, name), instance_id, 0.0)
     sessions.on_instance_left(I1)
-    assert list(sessions.take(I1, IDLE_S)) == []
+    taken = {each: [turn.session for turn in sessions.take(each, IDLE_S)] for each in (I0, I1)}
+    assert taken == {I0: ["a"], I1: []}

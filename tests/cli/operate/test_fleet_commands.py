@@ -28,25 +28,32 @@ def cluster(state: str) -> Rows:
 RUNNING, TERMINATING, ENDED = cluster("running"), cluster("terminating"), [row("i1", "running")]
 
 
-def polls_of(*states: Rows) -> Iterator[Rows]:
-    """They must not be asked for more."""
-    yield from states
-    pytest.fail("the end was not noticed")
+def num_awaited(*states: Rows) -> int:
+    """The number of these polls that are made until the end of i0 is noticed."""
+    num_polls = 0
+
+    def polls() -> Iterator[Rows]:
+        nonlocal num_polls
+        for each in states:
+            num_polls += 1
+            yield each
+        pytest.fail("the end was not noticed")
+
+    wait_for_end("i0", polls())
+    return num_polls
 
 
 def test_a_drain_ends_with_its_instance() -> None:
-    wait_for_end("i0", polls_of(TERMINATING, TERMINATING, ENDED))
+    assert num_awaited(TERMINATING, TERMINATING, ENDED) == 3
 
 
 def test_a_scheduler_that_has_not_heard_of_the_drain_yet_has_not_undone_it() -> None:
     """It is told by the supervisor, and asked by a front end: over two connections."""
-    wait_for_end("i0", polls_of(RUNNING, TERMINATING, ENDED))
+    assert num_awaited(RUNNING, TERMINATING, ENDED) == 3
 
 
 def test_a_scheduler_that_knows_nobody_yet_says_nothing_of_an_end() -> None:
-    polls = iter([[], TERMINATING, ENDED])
-    wait_for_end("i0", polls)
-    assert list(polls) == []
+    assert num_awaited([], TERMINATING, ENDED) == 3
 
 
 @pytest.mark.parametrize("polls", [[TERMINATING, RUNNING], [RUNNING] * 10])

@@ -283,19 +283,23 @@ def test_an_engine_gives_up_more_than_a_second_of_lost_time(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Its machine slept, say: steps that nobody could follow are not hurried through."""
+    step_s, num_steps = 0.01, 20
 
     async def test(cluster: EmulatedCluster) -> None:
         cluster.send("i0", "r1", PROMPT, max_tokens=LONG)
         answer = cluster.answers["r1"]
         await cluster.until(lambda: len(answer.token_ids) >= 3)
         keep_the_loop_busy(MAX_LAG_S + 0.1)
-        # Tokens from before may still be on their way.
+        began_s = time.monotonic()
         await cluster.until(lambda: "engine gives up lost time instance=i0" in caplog.text)
-        num_tokens = len(answer.token_ids)
-        await cluster.until(lambda: len(answer.token_ids) >= num_tokens + 10)
+        # As many tokens from before may still be on their way.
+        num_tokens = len(answer.token_ids) + 2 * num_steps
+        await cluster.until(lambda: len(answer.token_ids) >= num_tokens)
+        assert time.monotonic() - began_s >= step_s * num_steps
         cluster.abort("r1")
 
-    run(test, num_instances=1, engine_options=options(ROOMY))
+    step_time = StepTime(0.0, 0.0, 0.0, step_s, step_s, 0.0, 0.0)
+    run(test, num_instances=1, engine_options=options(ROOMY, step_time=step_time))
 
 
 COUNTS = re.compile(

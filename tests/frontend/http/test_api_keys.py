@@ -240,6 +240,26 @@ def test_the_file_is_looked_at_again_and_again(tmp_path: Path) -> None:
     run_skipping(test, stands)
 
 
+def test_there_is_a_pause_before_each_look() -> None:
+    class CountingLooks(ApiKeys):
+        num_looks = 0
+
+        async def look(self) -> None:
+            self.num_looks += 1
+
+    async def test(loop: SkippingLoop) -> None:
+        keys = CountingLooks()
+        following = asyncio.create_task(keys.follow())
+        for number in range(4):
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert keys.num_looks == number
+            loop.skipped_s += LOOK_INTERVAL_S
+        following.cancel()
+
+    run_skipping(test, stands)
+
+
 def test_keys_without_a_file_do_not_change() -> None:
     keys = ApiKeys(KEYS)
     asyncio.run(keys.look())

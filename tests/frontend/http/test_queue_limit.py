@@ -43,8 +43,8 @@ def test_one_more_than_the_limit_is_refused() -> None:
 
 def test_without_a_limit_nobody_is_refused() -> None:
     limit = limit_of(None)
-    for _ in range(10_000):
-        let_in(limit)
+    for number in range(10_000):
+        let_in(limit, is_urgent=number % 2 == 0)
 
 
 def begin(
@@ -296,7 +296,9 @@ def test_the_own_requests_that_the_instances_report_count_once() -> None:
     ("starts_s", "now_s", "num_waiting", "retry_after_s"),
     [
         # Two starts a second, and ten that wait.
-        ([0.0, 0.5, 1.0, 1.5], 2.0, 10, 5),
+        ([60.0, 60.5, 61.0, 61.5], 62.0, 10, 5),
+        # Part of a second counts as one.
+        ([60.0, 60.5, 61.0, 61.5], 62.0, 9, 5),
         # Fast: a second is the least that can be said.
         ([0.0, 0.001, 0.002], 0.003, 10, MIN_RETRY_S),
         # Nothing has started for a minute.

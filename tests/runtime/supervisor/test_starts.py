@@ -164,6 +164,7 @@ def test_one_that_never_says_which_process_it_has_is_replaced(
         successor = Handle(identity(processes[1]), is_sound=True)
         async with asyncio.timeout(HANG_TIMEOUT_S):
             await ServicesOf([silent, successor], tasks).replace(what)
+        assert successor.has_started.is_set()
         tasks.cancel()
 
     asyncio.run(scenario())
