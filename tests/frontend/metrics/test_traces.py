@@ -99,8 +99,8 @@ def test_what_comes_behind_a_loss_is_decoded_again() -> None:
 def test_a_collector_that_does_not_answer_holds_nothing_up() -> None:
     unreachable = OTLPSpanExporter(endpoint="http://127.0.0.1:9", insecure=True)
     traces = Traces(unreachable, 1)
-    traces.add(WHOLE, None)
     begun_s = time.monotonic()
+    traces.add(WHOLE, None)
     traces.close(0.01)
     assert time.monotonic() - begun_s < 5.0
 
