@@ -1,7 +1,8 @@
 """The line of requests at the global scheduler."""
 
 import math
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 
 from hypothesis import given
@@ -17,56 +18,80 @@ from tests.scheduler.test_global_scheduler import ask
 POLICIES = (LLUMNIX, replace(STERNA, ageing_tokens_per_s=64.0))
 
 
-def place(
-    policy: PolicyConfig, now_s: float, each: tuple[DispatchRequest, float]
-) -> tuple[float, float, float]:
-    request, since_s = each
+@dataclass(frozen=True)
+class Put:
+    """A request in line, since when, and what instances have of it."""
+
+    request: DispatchRequest
+    since_s: float
+    cached: Mapping[InstanceId, int]
+    shared: Mapping[InstanceId, int]
+
+
+def place(policy: PolicyConfig, now_s: float, each: Put) -> tuple[float, float, float]:
     size_tokens = 0.0
     if policy.binds_late:
-        size_tokens = request.demand_tokens - policy.ageing_tokens_per_s * (now_s - since_s)
-    return -request.scheduling_priority, size_tokens, request.arrival_s
+        waited_s = now_s - each.since_s
+        size_tokens = each.request.demand_tokens - policy.ageing_tokens_per_s * waited_s
+    if policy.holds_by_uncached:
+        size_tokens -= max(each.cached.values(), default=0)
+    return -each.request.scheduling_priority, size_tokens, each.request.arrival_s
 
 
+INSTANCES = (InstanceId("i0"), InstanceId("i1"))
+parts_tokens = st.dictionaries(st.sampled_from(INSTANCES), st.sampled_from([16, 32, 48]))
 events = st.tuples(
     st.booleans(),
     st.integers(0, 5),
-    st.integers(1, 20).map(lambda blocks: 16 * blocks),
+    st.integers(3, 20).map(lambda blocks: 16 * blocks),
     st.sampled_from([NORMAL, HIGH]),
     st.integers(0, 8).map(lambda quarters: quarters / 4),
+    parts_tokens,
+    parts_tokens,
 )
+Event = tuple[bool, int, int, Priority, float, Mapping[InstanceId, int], Mapping[InstanceId, int]]
 
 
 @given(st.sampled_from(POLICIES), st.lists(events, max_size=30))
-def test_the_line_is_sorted_by_class_aged_demand_and_arrival(
-    policy: PolicyConfig, happened: list[tuple[bool, int, int, Priority, float]]
+def test_the_line_is_sorted_by_class_aged_uncached_demand_and_arrival(
+    policy: PolicyConfig, happened: list[Event]
 ) -> None:
     """As a sort of all of them at this moment would: none is lost, and one that is put again keeps
     its time."""
     held, now_s = HeldRequests(policy), 0.0
-    known: dict[str, tuple[DispatchRequest, float]] = {}
-    for is_put, number, demand_tokens, priority, after_s in happened:
+    known: dict[str, Put] = {}
+    for is_put, number, demand_tokens, priority, after_s, cached, shared in happened:
         now_s += after_s
         name = f"r{number}"
         if is_put:
             request = ask(name, demand_tokens, scheduling_priority=priority, arrival_s=now_s)
-            since_s = known[name][1] if name in known else now_s
-            known[name] = (request, since_s)
-            held.put(request, now_s)
+            since_s = known[name].since_s if name in known else now_s
+            known[name] = Put(request, since_s, cached, shared)
+            held.put(request, now_s, cached, shared=shared)
         else:
-            _, since = known.pop(name, (None, None))
-            assert held.take(ask(name).request_id) == since
+            left = known.pop(name, None)
+            assert held.take(ask(name).request_id) == (None if left is None else left.since_s)
 
-        key = partial(place, policy, now_s)
-        in_order = [request for request, _ in sorted(known.values(), key=key)]
-        assert list(held.in_line()) == in_order
-        assert list(held) == [
-            request for request, _ in sorted(known.values(), key=lambda it: it[1])
+        in_order = [
+            each.request for each in sorted(known.values(), key=partial(place, policy, now_s))
         ]
+        assert list(held.in_line()) == in_order
+        by_time = sorted(known.values(), key=lambda each: each.since_s)
+        assert list(held) == [each.request for each in by_time]
+        assert held.first_tokens == (in_order[0].demand_tokens if in_order else 0)
         demands_tokens = [request.demand_tokens for request in in_order]
         assert held.smallest_tokens == min(demands_tokens, default=None)
         assert held.largest_tokens == max(demands_tokens, default=None)
-        assert held.first_since_s == min([since_s for _, since_s in known.values()], default=None)
+        assert held.first_since_s == (by_time[0].since_s if by_time else None)
         assert len(held) == len(known)
+        for instance_id in INSTANCES:
+            own_tokens = [
+                each.request.demand_tokens - each.shared[instance_id]
+                for each in known.values()
+                if instance_id in each.shared
+            ]
+            assert held.smallest_own_tokens(instance_id) == min(own_tokens, default=None)
+            assert (instance_id in held.sharing_instances) == bool(own_tokens)
 
 
 def in_line(held: HeldRequests) -> list[str]:
