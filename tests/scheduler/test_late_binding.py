@@ -155,6 +155,14 @@ def test_a_large_request_that_has_waited_keeps_an_instance_free_until_it_fits() 
     assert reported(5, 4_160, 12.0) == [("large", "i0")]
 
 
+def test_it_keeps_one_free_beside_others_that_could_never_hold_it() -> None:
+    tiny = instance("i1", total_tokens=1_600, running=[running("r", 1_600)])
+    core = scheduler(full("i0"), tiny, policy=RESERVING)
+    core.on_request(ask("large", 4_000), 0.0)
+    core.on_request(ask("late", 160), 10.0)
+    assert freed(core, full("i0", 320), 11.0) == []
+
+
 def test_an_urgent_request_keeps_an_instance_free_at_once() -> None:
     policy = replace(LLUMNIX, binds_late=True, reserves_after_s=10.0)
     core = scheduler(full("i0"), policy=policy)
