@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -127,6 +128,33 @@ def test_goals_are_judged_by_the_rows_that_are_there() -> None:
     found = goals_of(rows, summary_of(rows, late, expected))
     assert [each.is_reached for each in found] == [False] * 4
     assert goals_of([], summary_of([], answers, expected)) == []
+
+
+def test_goals_are_judged_by_the_worst_of_the_faults_that_they_are_about() -> None:
+    def row(event: str, gap_s: float | None, **values: Any) -> dict[str, Any]:
+        gaps_s = None if gap_s is None else {"p99": gap_s, "median": gap_s}
+        seconds = {name: None if each is None else {"max": each} for name, each in values.items()}
+        return {
+            "event": event,
+            "n": 0 if gap_s is None else 2,
+            "gap_s": gaps_s,
+            **{"noticed_s": None, "wait_s": None, **seconds},
+        }
+
+    rows = [
+        row(MOVED, 0.15),
+        row("kill-instance", 0.5, noticed_s=0.3, wait_s=7.0),
+        row("stop-instance", 1.5, noticed_s=0.2),
+        row("kill-driver", 5.0, wait_s=8.0),
+        row("kill-scheduler", 6.0, wait_s=0.9),
+        row("stop-scheduler", 6.0, wait_s=0.4),
+        row("cut-scheduler", None),
+    ]
+    summary = {"gap_s": {"steps": {"median": 0.1}}, "wait_s": {"median": 0.1}}
+    found = goals_of(rows, summary)
+    assert [each.found for each in found] == ["1.50 s", "after 0.30 s at most", "1.50", "0.80 s"]
+    without_streams = [row(MOVED, None), row("kill-instance", None), row("kill-scheduler", None)]
+    assert goals_of(without_streams, summary) == []
 
 
 def test_the_summary_counts_requests_and_tokens() -> None:
