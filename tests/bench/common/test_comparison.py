@@ -107,7 +107,12 @@ def test_nine_of_ten_intervals_or_more_hold_the_median_of_a_skewed_distribution(
 
 @pytest.mark.parametrize(
     ("low", "high", "at_least", "at_most"),
-    [(1.0, 2.0, True, None), (0.5, 0.9, False, True), (0.9, 1.1, None, None)],
+    [
+        (1.0, 2.0, True, None),
+        (1.1, 2.0, True, False),
+        (0.5, 0.9, False, True),
+        (0.9, 1.1, None, None),
+    ],
 )
 def test_a_bound_within_the_interval_is_not_decided(
     low: float, high: float, at_least: bool | None, at_most: bool | None
