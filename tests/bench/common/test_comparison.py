@@ -41,9 +41,11 @@ def test_points_weigh_the_same_whatever_their_values() -> None:
     assert str(found) == "1.00"
 
 
-def test_a_value_that_is_missing_gives_no_factor() -> None:
-    rows = [row("ours", 1, 1.0), row("other", 1, None)]
+@pytest.mark.parametrize("value", [None, 0.0])
+def test_a_value_that_is_missing_or_0_gives_no_factor(value: float | None) -> None:
+    rows = [row("ours", 1, 1.0), row("other", 1, value)]
     assert factor(rows, METRIC, "ours", "other", ["p"]) is None
+    assert factor(rows, METRIC, "other", "ours", ["p"]) is None
     assert factor(rows, METRIC, "nobody", "other", ["p"]) is None
     assert factor(rows, METRIC, "ours", "other", ["p", "q"]) is None
 
