@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -109,6 +109,23 @@ def test_settings_are_a_mapping_and_hold_for_classes_too() -> None:
     result = sterna.simulate("llumnix", Fewest, **SMALL)
     slower = sterna.simulate("llumnix", Fewest, **SMALL, set=slow)
     assert (slower.runs["tpot_s.mean"] > 5 * result.runs["tpot_s.mean"]).all()
+
+
+class Unclassed(Fewest):
+    base = "sterna"
+    settings: ClassVar[dict[str, Any]] = {"has_priorities": False}
+
+
+def test_a_class_has_the_engine_that_a_server_has_with_its_settings() -> None:
+    """Without priorities vLLM preempts another request."""
+    crowded = {"trace": "L-L", "rate": 2.0, "requests": 150, "instances": 2}
+    crowded["profile"] = "rtx4090-llama-3.1-8b"
+    few_blocks = {"engine.num_blocks": 700}
+    by_its_settings = sterna.simulate(Unclassed, **crowded, set=few_blocks)
+    last_admitted = {**few_blocks, "engine.preemption": "last-admitted"}
+    expected = sterna.simulate(Unclassed, **crowded, set=last_admitted)
+    assert expected.runs.preemptions.sum() > 0
+    assert by_its_settings.requests.equals(expected.requests)
 
 
 @pytest.mark.parametrize(

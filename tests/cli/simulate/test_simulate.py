@@ -108,7 +108,13 @@ def test_the_settings_of_a_run_are_in_its_json(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize(
-    ("policy", "preemption"), [("sterna", "least_urgent"), ("round-robin", "last_admitted")]
+    ("policy", "preemption"),
+    [
+        ("sterna", "least_urgent"),
+        ("round-robin", "last_admitted"),
+        ("sterna:has_priorities=false", "last_admitted"),
+        ("round-robin:has_priorities=true", "least_urgent"),
+    ],
 )
 def test_an_engine_of_vllm_1_schedules_as_it_is_served_under_the_policy(
     policy: str, preemption: str, capsys: pytest.CaptureFixture[str]

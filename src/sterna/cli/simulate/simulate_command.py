@@ -206,8 +206,7 @@ def configuration(
     given = [*_overrides(args), *_variant(variant)]
     config = apply(config, _with_blocks(given, config))
     _check_start(config)
-    is_set = any((each.section, each.field) == ("policy", "target_load_tokens") for each in given)
-    return config if is_set or args.paper else _with_target_load(config, args)
+    return config if args.paper else _as_served(config, args, given)
 
 
 def _check_start(config: "SimulationConfig") -> None:
@@ -218,6 +217,19 @@ def _check_start(config: "SimulationConfig") -> None:
             f"--instances must be within auto-scaling's bounds "
             f"({scaling.min_instances} to {scaling.max_instances}), not {num_instances}"
         )
+
+
+def _as_served(
+    config: "SimulationConfig", args: argparse.Namespace, given: Sequence["Override"]
+) -> "SimulationConfig":
+    """The configuration with what `sterna serve` makes of priorities, where nothing is given: the
+    engine's order of preemptions, and the target load of high priority."""
+    fields = {(each.section, each.field) for each in given}
+    if config.policy.has_priorities and ("engine", "preemption") not in fields:
+        config = replace(config, engine=config.engine.with_priorities())
+    if ("policy", "target_load_tokens") not in fields:
+        config = _with_target_load(config, args)
+    return config
 
 
 def _with_target_load(config: "SimulationConfig", args: argparse.Namespace) -> "SimulationConfig":
@@ -326,12 +338,12 @@ def _default_config(args: argparse.Namespace, policy: str) -> "SimulationConfig"
     from sterna.engine.emulated.profiles import profile
     from sterna.simulator.config import SimulationConfig
 
-    chosen, rules = profile(args.profile or DEFAULT_PROFILE), policy_named(policy)
+    chosen = profile(args.profile or DEFAULT_PROFILE)
     return SimulationConfig(
-        engine=chosen.engine.with_priorities() if rules.has_priorities else chosen.engine,
+        engine=chosen.engine,
         step_time=chosen.step_time,
         copy_time=chosen.copy_time,
-        policy=rules,
+        policy=policy_named(policy),
         num_instances=args.instances,
     )
 
