@@ -12,7 +12,7 @@ never ended counts as a request, but is in no distribution that needs its end.
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -144,6 +144,12 @@ class Summary:
     simulated_s: float
     wall_s: float
     num_steps: int | None
+
+
+DISTRIBUTIONS = frozenset(
+    name for name, hint in get_type_hints(Summary).items() if hint == Distribution | None
+)
+"""The fields of `Summary`, and of what `as_json` makes of it, that are distributions."""
 
 
 def summarize(

@@ -40,12 +40,13 @@ def test_runs_are_those_of_the_command() -> None:
     assert row["policy"] == "llumnix:migrates=false"
 
 
-def leaves(value: Any) -> Iterator[Any]:
+def leaves(value: Any, *keys: Any) -> Iterator[tuple[str, Any]]:
+    """The known values, by their names."""
     if isinstance(value, dict | list):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from leaves(each)
-    else:
-        yield value
+        for key, each in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from leaves(each, *keys, key)
+    elif value is not None:
+        yield ".".join(map(str, keys)), value
 
 
 def test_a_run_has_the_columns_of_the_commands_json() -> None:
@@ -59,13 +60,19 @@ def test_a_run_has_the_columns_of_the_commands_json() -> None:
     ]
     shown = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     del shown["settings"]
-    assert {"goodput.1.fraction", "classes.high.ttft_s.p99"} <= row.keys()
-    assert len(row) == len(list(leaves(shown)))
-    for name in row.keys() - {"wall_s"}:
-        value = shown
-        for key in name.split("."):
-            value = value[int(key)] if isinstance(value, list) else value[key]
-        assert row[name] == value
+    known = dict(leaves(shown))
+    assert {"goodput.1.fraction", "classes.high.ttft_s.p99"} <= known.keys()
+    assert {**row, "wall_s": None} == {**row, **known, "wall_s": None}
+    assert all(np.isnan(row[name]) for name in row.keys() - known.keys())
+
+
+def test_a_distribution_that_a_run_lacks_has_the_same_columns_without_values() -> None:
+    """Nothing moves without moves, and one token has no time between tokens."""
+    one_token = {**SMALL, "trace": "fixed:64-1"}
+    runs = sterna.simulate("llumnix:migrates=false", **one_token).runs
+    absent = ["migrations.downtime_s.p99", "tpot_s.mean", "prefix_reuse"]
+    assert np.isnan(runs.groupby("policy")[absent].mean()).all(axis=None)
+    assert not {"migrations.downtime_s", "tpot_s"} & set(runs.columns)
 
 
 def test_the_papers_runs_have_its_policy() -> None:

@@ -1,6 +1,7 @@
 """`sterna.simulate`: simulations from Python, with data frames as results (docs/policies.md)."""
 
 import argparse
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -12,6 +13,7 @@ from sterna.cli.simulate.simulate_options import (
     add_simulate_options,
 )
 from sterna.errors import ConfigurationError
+from sterna.metrics.summary import DISTRIBUTIONS, Distribution
 from sterna.policy.own import Policy
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ class Simulated:
     Attributes:
         runs: a row for each run; the columns are the names that `sterna simulate --json` prints,
             those of nested values with a point in between, as in `ttft_s.p99` and
-            `goodput.0.fraction`; without `settings`.
+            `goodput.0.fraction`; without `settings`. Unknown values are NaN.
         requests: a row for each request of each run: lengths in tokens, times in seconds from the
             beginning of the run, and `ttft_s`, `tpot_s` and `request_s`. Unknown values are NaN.
     """
@@ -123,12 +125,20 @@ def _row(run: "SimulationRun") -> dict[str, Any]:
 
 
 def _flat(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """The single values in a value of this name, by their names; those of a list have numbers."""
-    if not isinstance(value, dict | list):
+    """The single values in a value of this name, by their names; those of a list have numbers.
+
+    A distribution has its values also where a run has none of it, so that all runs have the same
+    columns.
+    """
+    if value is None:
+        is_distribution = name.rpartition(".")[2] in DISTRIBUTIONS
+        names = [f"{name}.{each.name}" for each in fields(Distribution)]
+        yield from ((each, math.nan) for each in (names if is_distribution else [name]))
+    elif isinstance(value, dict | list):
+        for key, each in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _flat(each, f"{name}.{key}" if name else str(key))
+    else:
         yield name, value
-        return
-    for key, each in value.items() if isinstance(value, dict) else enumerate(value):
-        yield from _flat(each, f"{name}.{key}" if name else str(key))
 
 
 def _requests(run: "SimulationRun") -> "pd.DataFrame":
