@@ -138,7 +138,12 @@ def test_a_class_has_the_engine_that_a_server_has_with_its_settings() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rte": 7}, "unrecognized arguments: --rte"),
+        (
+            {"rte": 7},
+            "rte is no option of sterna.simulate(*policies, **options); did you mean rate?",
+        ),
+        ({"rate": [1, 2]}, "argument --rate: invalid positive number value: '[1, 2]'"),
+        ({"policy": "llumnix"}, "policy is no option of sterna.simulate(*policies, **options)"),
         ({"rate": "fast"}, "argument --rate: invalid positive number value"),
         ({"json": True}, "json is no option of sterna.simulate"),
         ({"set": {"policy.nothing": 1}}, "there is no setting"),
@@ -147,6 +152,19 @@ def test_a_class_has_the_engine_that_a_server_has_with_its_settings() -> None:
 def test_what_cannot_work_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(message)):
         sterna.simulate(**options)
+
+
+@pytest.mark.parametrize("policy", [Fewest(), Path, ["llumnix", "sterna"]])
+def test_what_is_no_policy_is_refused(policy: Any) -> None:
+    message = f"a class derived from sterna.policy.own.Policy, not {policy!r}"
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        sterna.simulate(policy, **SMALL)
+
+
+@pytest.mark.parametrize("seeds", [range(2), (0, 1), np.arange(2)])
+def test_seeds_may_be_any_sequence(seeds: Any) -> None:
+    assert list(sterna.simulate("llumnix", **SMALL, seed=seeds).runs.seed) == [0, 1]
+    assert list(sterna.simulate("llumnix", **SMALL, seed="10").runs.seed) == [10], "no letters"
 
 
 def test_a_class_runs_in_one_process() -> None:

@@ -2,7 +2,7 @@
 
 import argparse
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -15,6 +15,7 @@ from sterna.cli.simulate.simulate_options import (
 from sterna.errors import ConfigurationError
 from sterna.metrics.summary import DISTRIBUTIONS, Distribution
 from sterna.policy.own import Policy
+from sterna.policy.setting_text import did_you_mean
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -54,7 +55,7 @@ def simulate(*policies: str | type[Policy], **options: Any) -> Simulated:
     Args:
         policies: names and variants as on the command line, and classes derived from
             `sterna.policy.own.Policy`; none: the default policy.
-        options: those of the command, with _ in place of -; several values as a list, an option
+        options: those of the command, with _ in place of -; several seeds as a list, an option
             without a value as True, and `set` as a mapping of settings to values. Everything runs
             in this process unless `processes` says otherwise, for which a script must call this
             under `if __name__ == "__main__":`, and which classes do not allow.
@@ -75,6 +76,11 @@ def simulate(*policies: str | type[Policy], **options: Any) -> Simulated:
     for policy in policies or (PAPER_POLICY if args.paper else DEFAULT_POLICY,):
         if isinstance(policy, str):
             configs[policy] = configuration(args, policy)
+        elif not (isinstance(policy, type) and issubclass(policy, Policy)):
+            raise ConfigurationError(
+                f"a policy must be a name, or a class derived from sterna.policy.own.Policy, not "
+                f"{policy!r}"
+            )
         elif (name := policy.__name__) in configs:
             raise ConfigurationError(
                 f"two policies are called {name}: give each class a name (`__name__`) of its own"
@@ -99,22 +105,29 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _arguments(options: Mapping[str, Any]) -> argparse.Namespace:
+    parser = _Parser(prog="sterna.simulate", add_help=False, allow_abbrev=False)
+    add_simulate_options(parser)
+    actions = parser._option_string_actions
+    known = {option[2:].replace("-", "_") for option in actions} - OPTIONS_WITHOUT_MEANING
     words: list[str] = []
     for name, value in options.items():
-        if name in OPTIONS_WITHOUT_MEANING:
-            raise ConfigurationError(f"{name} is no option of sterna.simulate")
+        if name not in known:
+            raise ConfigurationError(
+                f"{name} is no option of sterna.simulate(*policies, **options)"
+                f"{did_you_mean(name, known)}"
+            )
         option = "--" + name.replace("_", "-")
         if value is False or value is None:
             continue
         if isinstance(value, Mapping):
             for key, each in value.items():
                 words += [option, f"{key}={each}"]
-        elif isinstance(value, Sequence) and not isinstance(value, str):
-            words += [option, *map(str, value)]
+        elif value is True:
+            words.append(option)
         else:
-            words += [option] if value is True else [option, str(value)]
-    parser = _Parser(prog="sterna.simulate", add_help=False, allow_abbrev=False)
-    add_simulate_options(parser)
+            is_list = actions[option].nargs == "+" and isinstance(value, Iterable)
+            several = value if is_list and not isinstance(value, str) else [value]
+            words += [option, *map(str, several)]
     return parser.parse_args(words)
 
 
