@@ -186,6 +186,31 @@ def test_a_wrong_setting_is_refused_with_its_class_and_field(
     assert message in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "near"),
+    [
+        ("dispach", lambda self, request, instances: "i0", "dispatch"),
+        ("victim", lambda self, instance: (), "victims"),
+        ("num_instance", lambda self, instances, num_starting, scaling: 1, "num_instances"),
+        ("look_at_prefixes", True, "looks_at_prefixes"),
+        ("setting", {"migrates": False}, "settings"),
+    ],
+)
+def test_a_misspelt_name_is_refused_since_the_base_would_decide(
+    name: str, value: Any, near: str
+) -> None:
+    message = f"Mine.{name} has no effect; did you mean {near}?"
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        type("Mine", (Policy,), {name: value})
+
+
+def test_a_class_may_have_names_of_its_own() -> None:
+    """Also such as are like those of a policy, if they are something else, or it has these, too."""
+    type("Mine", (Policy,), {"pairs": 0, "dispatched": lambda self, request: None})
+    both = {"victim": lambda self, instance: None, "victims": lambda self, instance: ()}
+    type("Mine", (type("Other", (Policy,), both),), {"victim": both["victim"]})
+
+
 def test_the_file_is_not_needed_where_the_policy_travels_to(file: Path, tmp_path: Path) -> None:
     """As Ray hands it to a process on another node."""
     code = """

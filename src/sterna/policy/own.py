@@ -12,7 +12,9 @@ a file, for `sterna simulate` and `sterna serve` (docs/policies.md).
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from functools import cache
+from types import FunctionType
 from typing import Any, Self, get_type_hints
 
 from sterna.config import PolicyConfig, ScalingConfig
@@ -47,6 +49,18 @@ class Round:
     held_s: float = 0.0
 
 
+MEANT = (
+    "base",
+    "settings",
+    "looks_at_prefixes",
+    "dispatch",
+    "pair",
+    "victims",
+    "num_instances",
+)
+"""Attributes of `Policy` that a class may define."""
+
+
 class Policy:
     """The rules of a preset, to be overridden.
 
@@ -70,6 +84,12 @@ class Policy:
     looks_at_prefixes: bool = False
     config: PolicyConfig
     this_round: Round = Round()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuse what is meant to be a decision or a rule, and would never be asked for."""
+        super().__init_subclass__(**kwargs)
+        for name, value in vars(cls).items():
+            _require_spelling(cls, name, value)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         # Here, since an `__init__` may go by it, and need not call that of its base.
@@ -143,6 +163,26 @@ class Policy:
             num_starting: those that come up.
         """
         return None
+
+
+def _require_spelling(owner: type[Policy], name: str, value: Any) -> None:
+    """Refuse an attribute that is like one of `Policy` in name and kind, if the class leaves that
+    one as it is: its base would decide, and its author would not see it.
+
+    Raises:
+        ConfigurationError: it is.
+    """
+    near = get_close_matches(name, MEANT, n=1, cutoff=0.8)
+    if name in MEANT or not near:
+        return
+    like = getattr(Policy, near[0])
+    if getattr(owner, near[0]) is like and _kind(value) == _kind(like):
+        raise ConfigurationError(f"{owner.__name__}.{name} has no effect; did you mean {near[0]}?")
+
+
+def _kind(value: Any) -> object:
+    """The number of a method's parameters, or a value's type."""
+    return value.__code__.co_argcount if isinstance(value, FunctionType) else type(value)
 
 
 @cache
