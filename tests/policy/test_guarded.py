@@ -85,7 +85,8 @@ def fail(_: Any) -> Any:
         ("pair", (BOTH,), fail, "no coffee"),
         ("pair", (BOTH,), lambda _: {"i0": "i9"}, "'i9' is not the instance_id"),
         ("pair", (BOTH,), lambda _: {"i0": "i0"}, "'i0' cannot be its own destination"),
-        ("pair", (BOTH,), lambda _: None, "not iterable"),
+        ("pair", (BOTH,), lambda _: {"i0": ["i1"]}, "['i1'] is not the instance_id"),
+        ("pair", (BOTH,), lambda _: None, "a mapping of sources to destinations, not None"),
         ("victims", (VIEW,), fail, "no coffee"),
         (
             "victims",
@@ -94,6 +95,8 @@ def fail(_: Any) -> Any:
             f"request b cannot move: {Immovable.MIGRATING.value}",
         ),
         ("victims", (VIEW,), lambda _: [running("z", 16)], "request z is not on the instance"),
+        ("victims", (VIEW,), lambda _: ["a"], "must return requests of the instance, not 'a'"),
+        ("victims", (VIEW,), lambda _: None, "must return requests of the instance, not None"),
         ("num_instances", (BOTH, 0, SCALING), fail, "no coffee"),
         ("num_instances", (BOTH, 0, SCALING), lambda _: 2.5, "must be an integer, not 2.5"),
     ],

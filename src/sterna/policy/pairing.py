@@ -159,12 +159,18 @@ def checked_pairs(
     """The pairs that a custom class has made of these instances.
 
     Raises:
-        ConfigurationError: an instance is not among them, or its own destination.
+        ConfigurationError: these are no pairs, or an instance is not among those that were given,
+            or its own destination.
     """
-    pairs = dict(pairs)
+    try:
+        pairs = dict(pairs)
+    except (TypeError, ValueError):
+        raise ConfigurationError(
+            f"pair must return a mapping of sources to destinations, not {pairs!r}"
+        ) from None
     known = {each.instance_id for each in instances}
     for each in (*pairs.keys(), *pairs.values()):
-        if each not in known:
+        if not isinstance(each, str) or each not in known:
             raise ConfigurationError(
                 f"pair: {each!r} is not the instance_id of an instance that was given"
             )

@@ -67,24 +67,24 @@ def candidates_to_move(instance: InstanceView, policy: PolicyConfig) -> tuple[Re
     return tuple([request for _, _, _, request in order])
 
 
-def checked_victims(
-    victims: Iterable[RequestView], instance: InstanceView
-) -> tuple[RequestView, ...]:
+def checked_victims(victims: object, instance: InstanceView) -> tuple[RequestView, ...]:
     """The requests that a custom class has chosen on this instance.
 
     Raises:
-        ConfigurationError: one is not there, or cannot move.
+        ConfigurationError: these are no requests, or one is not there, or cannot move.
     """
     there = {each.request_id for each in (*instance.running, *instance.queuing)}
-    victims = tuple(victims)
-    for each in victims:
+    chosen = tuple(victims) if isinstance(victims, Iterable) else (victims,)
+    for each in chosen:
+        if not isinstance(each, RequestView):
+            raise ConfigurationError(f"victims must return requests of the instance, not {each!r}")
         if each.request_id not in there:
             raise ConfigurationError(f"victims: request {each.request_id} is not on the instance")
         if each.immovable is not None:
             raise ConfigurationError(
                 f"victims: request {each.request_id} cannot move: {each.immovable.value}"
             )
-    return victims
+    return chosen
 
 
 def _for_balance(
