@@ -199,6 +199,10 @@ class OwnDecisions(Protocol):
     looks_at_prefixes: bool
 
     @property
+    def chooses_instances(self) -> bool:
+        """Whether it has a rule of dispatch; otherwise it is that of the rules beside it."""
+
+    @property
     def makes_pairs(self) -> bool:
         """Whether it makes pairs at all; otherwise the rules beside it do."""
 

@@ -208,10 +208,24 @@ def test_beside_a_headroom_requests_move_for_balance_in_the_usual_order() -> Non
     assert (reason.cause, reason.victim) == (MoveCause.BALANCE, STERNA.victim.value)
 
 
-def test_a_custom_class_needs_no_cause() -> None:
-    policy = Policy().as_config()
-    pair = instances(policy, 990, 10)
-    assert move_reason(*pair, policy).cause is MoveCause.POLICY
+@pytest.mark.parametrize("in_place", [lambda policy: policy, in_server])
+def test_a_custom_class_decides_what_it_defines_and_its_base_the_rest(
+    in_place: Callable[[PolicyConfig], PolicyConfig],
+) -> None:
+    class Pairs(Policy):
+        def pair(self, instances: Sequence[Candidate]) -> dict[InstanceId, InstanceId]:
+            return {}
+
+    class Dispatches(Policy):
+        def dispatch(self, request: NewRequest, instances: Sequence[Candidate]) -> InstanceId:
+            return instances[0].instance_id
+
+    def decided(kind: type[Policy]) -> tuple[str, MoveCause]:
+        policy = in_place(kind().as_config())
+        return rule_name(policy), move_reason(*instances(policy, 990, 10), policy).cause
+
+    assert decided(Pairs) == ("soonest", MoveCause.POLICY)
+    assert decided(Dispatches) == ("Dispatches", MoveCause.MEMORY)
 
 
 @pytest.mark.parametrize("in_place", [lambda policy: policy, in_server])

@@ -42,6 +42,7 @@ class GuardedPolicy:
         self._base.config = base
         self._report = report
         self.looks_at_prefixes = own.looks_at_prefixes
+        self.chooses_instances = own.chooses_instances
         self.makes_pairs = own.makes_pairs
         self.chooses_victims = own.chooses_victims
 

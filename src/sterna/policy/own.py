@@ -110,6 +110,11 @@ class Policy:
         return replace(self.config, own=self)
 
     @property
+    def chooses_instances(self) -> bool:
+        """Whether the class defines `dispatch`."""
+        return type(self).dispatch is not Policy.dispatch
+
+    @property
     def makes_pairs(self) -> bool:
         """Whether the class defines `pair`. Where it does not, the scheduler asks the rules of its
         base."""

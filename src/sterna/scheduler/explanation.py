@@ -55,8 +55,8 @@ def dispatch_reason(
 
 
 def rule_name(policy: PolicyConfig) -> str:
-    """The name of the policy's rule of dispatch, as `--set dispatch=` has it."""
-    if policy.own is not None:
+    """The name of the rule of dispatch, as for `--set dispatch=`, or of the class that has one."""
+    if policy.own is not None and policy.own.chooses_instances:
         return policy.name
     rule = policy.dispatch
     return rule.value if isinstance(rule, DispatchRule) else prefix_rule_name(rule)
@@ -66,7 +66,7 @@ def move_reason(source: Candidate, destination: Candidate, policy: PolicyConfig)
     """The reason why the policy has paired these two: the first of its causes that applies, in the
     order in which `policy.pairing` looks at them."""
     load = source.load
-    if policy.own is not None:
+    if policy.own is not None and policy.own.makes_pairs:
         cause = MoveCause.POLICY
     elif load.is_terminating:
         cause = MoveCause.EMPTYING
