@@ -338,6 +338,13 @@ class PolicyConfig:
             return self.dispatch.looks_at_caches
         return isinstance(self.dispatch, PrefixDispatch)
 
+    @property
+    def needs_prefixes(self) -> bool:
+        """Whether it is made for prefix caches. Sterna's rule does without, and so does a class
+        with its rules that looks at none itself."""
+        class_looks = self.own is not None and self.own.looks_at_prefixes
+        return class_looks or not isinstance(self.dispatch, DispatchRule | Soonest)
+
     def with_fresh_state(self) -> "PolicyConfig":
         """The same policy; a custom class in it remembers nothing."""
         if self.own is None:

@@ -325,6 +325,21 @@ def test_seeds_that_change_nothing_are_one_run_of_each_policy(
     assert captured.err == ("" if num_runs == 3 else told)
 
 
+def test_a_policy_that_is_made_for_prefix_caches_runs_without_them_and_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A server refuses it."""
+    policies = ("--policy", "sterna", "llumnix", "dynamo", "sglang:dispatch=soonest")
+    vllm_1 = ("--profile", "h100-llama-3.1-8b")
+    assert simulate("--json", *policies, *vllm_1) == 0
+    assert capsys.readouterr().err == (
+        "sterna: dynamo looks at prefix caches, and its engines have none: give --set "
+        "engine.prefix_caching=true, with a profile of vLLM 1\n"
+    )
+    assert simulate("--json", *policies, *vllm_1, "--set", "engine.prefix_caching=true") == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_several_seeds_print_a_list_also_where_they_are_one_run(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

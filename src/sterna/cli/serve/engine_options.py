@@ -204,19 +204,18 @@ def with_prefix_caches(cluster: ClusterConfig, args: Namespace, config: Any) -> 
         config: vLLM's configuration of an instance.
 
     Raises:
-        ConfigurationError: the policy is made for prefix caches, and cannot look at them; Sterna's
-            does without, and so does a class that has its rules and looks at none itself.
+        ConfigurationError: the policy is made for prefix caches, and cannot look at them.
     """
     policy = cluster.llumlet.policy
     obstacle = _obstacle_to_caches(args, config) if policy.looks_at_prefixes else None
     if obstacle is None:
         return cluster
-    class_looks = policy.own is not None and policy.own.looks_at_prefixes
-    if class_looks or not isinstance(policy.dispatch, Soonest):
+    if policy.needs_prefixes:
         raise ConfigurationError(
             f"--policy {policy.name} looks at prefix caches, and {obstacle}, or choose another "
             "policy"
         )
+    assert isinstance(policy.dispatch, Soonest)
     logger.info("requests are dispatched without a look at prefix caches: %s", obstacle)
     policy = replace(policy, dispatch=replace(policy.dispatch, looks_at_caches=False))
     return replace(cluster, llumlet=replace(cluster.llumlet, policy=policy))

@@ -154,7 +154,8 @@ def _plain(value: Any) -> Any:
 
 def jobs_of(args: argparse.Namespace, configs: Mapping[str, "SimulationConfig"]) -> list["Job"]:
     """One job for each of these policies, by their labels, and each seed, in this order; of seeds
-    that change nothing, for the first one, which is said on stderr."""
+    that change nothing, for the first one. This, and that a policy lacks the prefix caches for
+    which it is made, is said on stderr."""
     from sterna.simulator.runs import Job
     from sterna.workload.catalog import has_same_lengths, is_drawn
 
@@ -173,6 +174,13 @@ def jobs_of(args: argparse.Namespace, configs: Mapping[str, "SimulationConfig"])
             file=sys.stderr,
         )
         workloads = workloads[:1]
+    for label, config in configs.items():
+        if config.policy.needs_prefixes and not config.engine.prefix_caching:
+            print(
+                f"sterna: {label} looks at prefix caches, and its engines have none: give --set "
+                "engine.prefix_caching=true, with a profile of vLLM 1",
+                file=sys.stderr,
+            )
     return [
         Job(workload, config, label) for label, config in configs.items() for workload in workloads
     ]
