@@ -119,6 +119,21 @@ def test_a_killed_process_is_told_rather_than_waited_for() -> None:
     assert _left_since(before) == []
 
 
+@pytest.mark.slow
+def test_a_script_without_a_guard_is_told_of_it(tmp_path: Path) -> None:
+    """Its processes import it, would begin the same again, and end before they read their jobs."""
+    script = tmp_path / "unguarded.py"
+    script.write_text(
+        "import sterna\n"
+        "sterna.simulate(trace='S-S', rate=2.0, requests=5, seed=[1, 2], processes=2)\n"
+    )
+    ended = subprocess.run([sys.executable, script], capture_output=True, text=True)
+    assert ended.returncode == 1
+    last = ended.stderr.splitlines()[-1]
+    assert last.startswith("sterna.simulator.runs.WorkerDeathError: ")
+    assert last.endswith('under `if __name__ == "__main__":`')
+
+
 SCRIPT = """
 from tests.simulator.reductions import say_and_stay
 from tests.simulator.test_runs import JOBS

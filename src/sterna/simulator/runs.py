@@ -167,7 +167,7 @@ def _map_in_processes(
         results: dict[int, T] = {}
         busy: dict[Connection, int] = {}
         for index, connection in enumerate(workers):
-            connection.send(jobs[index])
+            _send(connection, jobs[index])
             busy[connection] = index
         num_begun = len(workers)
         while busy:
@@ -176,7 +176,7 @@ def _map_in_processes(
                 index = busy.pop(connection)
                 results[index] = _receive(connection)
                 if num_begun < len(jobs):
-                    connection.send(jobs[num_begun])
+                    _send(connection, jobs[num_begun])
                     busy[connection] = num_begun
                     num_begun += 1
                 if on_done is not None:
@@ -184,18 +184,33 @@ def _map_in_processes(
     return [results[index] for index in range(len(jobs))]
 
 
+def _send(connection: Connection, job: Job) -> None:
+    """Give a worker its next job."""
+    with _deaths_named():
+        connection.send(job)
+
+
 def _receive(connection: Connection) -> Any:
     """Return the result of a worker's job, or raise its error."""
-    try:
+    with _deaths_named():
         result, error = connection.recv()
-    except EOFError:
-        raise WorkerDeathError(
-            "a process that ran simulations was killed, perhaps for want of memory: run fewer "
-            "at once"
-        ) from None
     if error is not None:
         raise error
     return result
+
+
+@contextmanager
+def _deaths_named() -> Iterator[None]:
+    """Say what to do where a worker has ended by itself."""
+    try:
+        yield
+    # A connection is reset where a worker has left what it was sent unread.
+    except (EOFError, ConnectionError):
+        raise WorkerDeathError(
+            "a process that ran simulations ended by itself. If it was killed, perhaps for want of "
+            "memory, run fewer at once; if it could not import the script that started it, the "
+            'script must begin its work under `if __name__ == "__main__":`'
+        ) from None
 
 
 @contextmanager
