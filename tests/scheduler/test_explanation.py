@@ -12,7 +12,7 @@ from msgspec import structs
 
 from sterna.config import DispatchRule, PolicyConfig, Soonest
 from sterna.messages.actors import Dispatched, DispatchRequest, SetDestination
-from sterna.messages.reasons import MoveCause, MoveReason
+from sterna.messages.reasons import DispatchReason, MoveCause, MoveReason
 from sterna.policy.candidate_table import as_table
 from sterna.policy.dispatch import choose, decide
 from sterna.policy.guarded import guarded
@@ -236,9 +236,35 @@ def test_a_class_has_its_name_where_the_order_of_moves_is_its_own(
         def victims(self, instance: InstanceView) -> Sequence[RequestView]:
             return sorted(instance.running, key=lambda each: -each.num_tokens)
 
-    for kind, victim in ((Longest, "Longest"), (Policy, STERNA.victim.value)):
+    for kind, short, balance in (
+        (Longest, "Longest", "Longest"),
+        (Policy, STERNA.victim.value, LONGEST_ANSWER),
+    ):
         policy = in_place(kind().as_config())
-        assert move_reason(*instances(policy, 990, 10), policy).victim == victim
+        assert move_reason(*instances(policy, 990, 10), policy).victim == short
+        for_balance = move_reason(*instances(policy, 200, 10), policy)
+        assert (for_balance.cause, for_balance.victim) == (MoveCause.BALANCE, balance)
+
+
+@pytest.mark.parametrize("in_place", [lambda policy: policy, in_server])
+@pytest.mark.parametrize("base", PRESETS)
+@pytest.mark.parametrize("priority", [NORMAL, HIGH])
+def test_a_class_without_a_dispatch_is_explained_as_its_base(
+    base: str, priority: int, in_place: Callable[[PolicyConfig], PolicyConfig]
+) -> None:
+    class Longest(Policy):
+        def victims(self, instance: InstanceView) -> Sequence[RequestView]:
+            return sorted(instance.running, key=lambda each: -each.num_tokens)
+
+    Longest.base = base
+    request = replace(REQUEST, execution_priority=priority)
+
+    def reason_of(policy: PolicyConfig) -> DispatchReason:
+        choice = decide(request, instances(policy, 30, 20, 10), policy)
+        assert choice is not None
+        return dispatch_reason(request, choice, policy, num_instances=3, held_s=0.0)
+
+    assert reason_of(in_place(Longest().as_config())) == reason_of(PRESETS[base])
 
 
 def test_the_scheduler_tells_its_reasons() -> None:

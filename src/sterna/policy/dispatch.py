@@ -30,15 +30,16 @@ def decide(
     A terminating instance is chosen only while no other exists. Ties go to the instance with
     fewer requests, then to the smaller id.
     """
-    if isinstance(policy.dispatch, Soonest) and policy.own is None:
+    own = policy.own if policy.own is not None and policy.own.chooses_instances else None
+    if isinstance(policy.dispatch, Soonest) and own is None:
         return _by_soonest(request, as_table(candidates), policy)
     every = tuple(candidates)
     staying = [each for each in every if not each.load.is_terminating]
     eligible = staying or every
     if not eligible:
         return None
-    if policy.own is not None:
-        return Choice(_chosen_by_class(request, eligible, policy.own), eligible)
+    if own is not None:
+        return Choice(_chosen_by_class(request, eligible, own), eligible)
     if policy.dispatch is DispatchRule.FREEST and _has_headroom(request, policy):
         return _for_high_priority(request, eligible, policy)
     if not isinstance(policy.dispatch, DispatchRule):

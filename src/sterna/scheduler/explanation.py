@@ -104,8 +104,8 @@ def _victim(policy: PolicyConfig) -> str:
 
 def _victim_for_balance(source: Candidate, policy: PolicyConfig) -> str:
     """See `policy.selection.candidates_to_move`."""
-    if source.headrooms_tokens > 0:
-        return policy.victim.value
+    if source.headrooms_tokens > 0 or (policy.own is not None and policy.own.chooses_victims):
+        return _victim(policy)
     return LONGEST_ANSWER if policy.balance_horizon_steps is None else MOST_TO_COME
 
 

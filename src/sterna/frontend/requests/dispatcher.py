@@ -176,7 +176,8 @@ class Dispatcher:
 
     def on_ended_empty(self, request_ids: Iterable[RequestId]) -> list[Effect]:
         """These requests were sent, and have ended without a token: their prompts may not have been
-        computed, and the scheduler counts on them."""
+        computed, and the scheduler counts on them. Pooling requests have none either: the blocks of
+        theirs, which the engine has computed, it reports."""
         if self._scheduler is None:
             return []
         return [ToScheduler(CancelDispatch(each)) for each in request_ids]
