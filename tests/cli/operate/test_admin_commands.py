@@ -1,10 +1,13 @@
 """`sterna instances`, `requests` and `migrate`: their questions, and their answers in words."""
 
 import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
 
+from sterna.cli.main import main
 from tests.cli.operate.test_fleet_commands import Cluster, run
 
 INSTANCES: list[dict[str, Any]] = [
@@ -103,3 +106,70 @@ def test_each_moved_choice_has_a_line(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().out == IN_WORDS + IN_WORDS.replace("i0", "i2")
     assert run(cluster, "migrate", "tern", "--to", "i1", "--json") == 0
     assert json.loads(capsys.readouterr().out) == outcomes
+
+
+NOT_THERE = (
+    "start one with `sterna serve`, or name it with --url, as in --url http://127.0.0.1:8000"
+)
+
+
+def error_line(capsys: pytest.CaptureFixture[str]) -> str:
+    (line,) = capsys.readouterr().err.splitlines()
+    return line.removeprefix("sterna: error: ")
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "localhost:8000", ""])
+def test_an_address_without_http_is_refused_by_what_it_lacks(
+    capsys: pytest.CaptureFixture[str], url: str
+) -> None:
+    assert main(["instances", "--url", url]) == 1
+    assert error_line(capsys) == (
+        f"no Sterna server answers at {url} (it begins with neither http:// nor https://); "
+        f"{NOT_THERE}"
+    )
+
+
+def refused(status: int, body: dict[str, Any]) -> tuple[str, int]:
+    """The address, with the path of OpenAI's clients, and the exit status of `sterna instances`
+    beside a server that answers everything so."""
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(json.dumps(body).encode())
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Answers) as server:
+        url = f"http://127.0.0.1:{server.server_port}/v1"
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        exit_status = main(["instances", "--url", url])
+        thread.join()
+    return url, exit_status
+
+
+def test_a_server_without_these_routes_is_none_of_sterna(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Such as plain vLLM, or the address with the path that OpenAI's clients need."""
+    url, exit_status = refused(404, {"detail": "Not Found"})
+    assert exit_status == 1
+    assert error_line(capsys) == f"no Sterna server answers at {url} (404 Not Found); {NOT_THERE}"
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ({"error": {"message": "these routes need a key"}}, "these routes need a key"),
+        ({"error": "Unauthorized"}, "the server answered 401 Unauthorized"),
+    ],
+    ids=["its own words", "vLLM's"],
+)
+def test_a_missing_key_is_asked_for_by_its_option(
+    capsys: pytest.CaptureFixture[str], body: dict[str, Any], reason: str
+) -> None:
+    assert refused(401, body)[1] == 1
+    assert error_line(capsys) == f"{reason}; give it with --api-key, or as STERNA_API_KEY"

@@ -118,6 +118,8 @@ def ask(url: str, method: str, path: str, api_key: str | None, body: Any = None)
         UnavailableError: there is no server at `url`, or it cannot answer at this moment.
         ServerError: it refused.
     """
+    if not url.startswith(("http://", "https://")):
+        raise _not_there(url, "it begins with neither http:// nor https://")
     headers = {"Content-Type": "application/json"}
     if api_key:
         headers["Authorization"] = f"Bearer {api_key}"
@@ -131,15 +133,9 @@ def ask(url: str, method: str, path: str, api_key: str | None, body: Any = None)
         with _opener(url).open(request, timeout=REQUEST_TIMEOUT_S) as answer:
             return json.load(answer)
     except urllib.error.HTTPError as error:
-        is_unavailable = error.code == HTTPStatus.SERVICE_UNAVAILABLE
-        kind = UnavailableError if is_unavailable else ServerError
-        raise kind(_reason(error)) from error
+        raise _refusal(url, error) from error
     except (OSError, ValueError, http.client.HTTPException) as error:
-        reason = getattr(error, "reason", error)
-        raise UnavailableError(
-            f"no Sterna server answers at {url} ({reason}); start one with `sterna serve`, or name "
-            "it with --url"
-        ) from error
+        raise _not_there(url, getattr(error, "reason", error)) from error
 
 
 def _opener(url: str) -> urllib.request.OpenerDirector:
@@ -149,12 +145,27 @@ def _opener(url: str) -> urllib.request.OpenerDirector:
     return urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if is_here else []))
 
 
-def _reason(error: urllib.error.HTTPError) -> str:
+def _not_there(url: str, reason: object) -> UnavailableError:
+    return UnavailableError(
+        f"no Sterna server answers at {url} ({reason}); start one with `sterna serve`, or name it "
+        f"with --url, as in --url {DEFAULT_URL}"
+    )
+
+
+def _refusal(url: str, error: urllib.error.HTTPError) -> ServerError:
+    """The error for an answer with this status, in the server's own words where it has some."""
+    status = f"{error.code} {error.reason}"
     try:
-        answer = json.load(error)
-        return str(answer["error"]["message"])
+        message = str(json.load(error)["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        return f"the server answered {error.code} {error.reason}"
+        # Without these routes it is another server, or its address with a path, such as /v1.
+        if error.code == HTTPStatus.NOT_FOUND:
+            return _not_there(url, status)
+        message = f"the server answered {status}"
+    if error.code == HTTPStatus.UNAUTHORIZED:
+        message += "; give it with --api-key, or as STERNA_API_KEY"
+    is_unavailable = error.code == HTTPStatus.SERVICE_UNAVAILABLE
+    return (UnavailableError if is_unavailable else ServerError)(message)
 
 
 def _print(rows: list[dict[str, Any]], columns: tuple[str, ...], as_json: bool) -> None:
