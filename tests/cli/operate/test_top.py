@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from rich.text import Text
+from textual.pilot import Pilot
 from textual.widgets import DataTable, Label, Static
 
 from sterna.cli.main import main
@@ -117,6 +118,18 @@ def asked(app: TopApp) -> str:
     return "".join(str(each.render()) for each in app.screen.query(Label))
 
 
+async def step_by_step(app: TopApp, pilot: Pilot[None], *steps: str) -> None:
+    """Press keys once the screen shows the cluster; questions are waited for."""
+    while not shown(app, "headline").startswith(("2 instances", "no server")):
+        await pilot.pause(0.01)
+    for step in steps:
+        if " " in step:
+            while asked(app) != step:
+                await pilot.pause(0.01)
+        else:
+            await pilot.press(step)
+
+
 def driven(cluster: ScriptedCluster, *steps: str, until: str = "") -> dict[str, Any]:
     """Press keys once the screen shows the cluster; returns what it shows in the end.
 
@@ -127,14 +140,7 @@ def driven(cluster: ScriptedCluster, *steps: str, until: str = "") -> dict[str, 
     async def run() -> dict[str, Any]:
         app = TopApp(cluster, 0.2)
         async with app.run_test(size=(120, 40)) as pilot, asyncio.timeout(60.0):
-            while not shown(app, "headline").startswith(("2 instances", "no server")):
-                await pilot.pause(0.01)
-            for step in steps:
-                if " " in step:
-                    while asked(app) != step:
-                        await pilot.pause(0.01)
-                else:
-                    await pilot.press(step)
+            await step_by_step(app, pilot, *steps)
             while until not in shown(app, "outcome"):
                 await pilot.pause(0.01)
             return {
@@ -188,6 +194,19 @@ def test_nothing_moves_without_a_confirmation(steps: tuple[str, ...]) -> None:
     # The last key shows that the others have been handled.
     driven(cluster, "down", "m", *steps, "p", until="paused")
     assert cluster.orders == []
+
+
+@pytest.mark.parametrize("steps", [(), ("down", "m", WHERE)], ids=["tables", "a question"])
+def test_control_c_ends_the_screen(steps: tuple[str, ...]) -> None:
+    """By itself Textual would say that another key does."""
+
+    async def run() -> bool:
+        app = TopApp(ScriptedCluster(), 0.2)
+        async with app.run_test(size=(120, 40)) as pilot, asyncio.timeout(60.0):
+            await step_by_step(app, pilot, *steps, "ctrl+c")
+            return not app.is_running
+
+    assert asyncio.run(run())
 
 
 def test_an_instance_is_drained_after_a_confirmation() -> None:

@@ -93,6 +93,7 @@ class TopApp(App[None]):
         Binding("u", "undo", "undo its drain"),
         Binding("p", "pause", "pause"),
         Binding("q", "quit", "end"),
+        Binding("ctrl+c", "quit", show=False, priority=True),
     ]
 
     def __init__(self, cluster: Cluster, interval_s: float) -> None:
