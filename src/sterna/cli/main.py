@@ -46,7 +46,10 @@ def _status(arguments: list[str]) -> int:
             from sterna.cli.checkout import reproduce
 
             return reproduce(arguments[1:])
-        args = _parser().parse_args(arguments)
+        args, unknown = _parser().parse_known_args(arguments)
+        if unknown:
+            # With the usage of the command: argparse would show that of `sterna`.
+            command_parsers()[args.command].error(f"unrecognized arguments: {' '.join(unknown)}")
         status: int = args.run(args)
     except SternaError as error:
         print(f"sterna: error: {error}", file=sys.stderr)
@@ -83,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Serve one LLM on many engine instances; running requests move live.",
     )
     parser.add_argument("--version", action="version", version=f"sterna {version('sterna')}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, dest="command", metavar="COMMAND")
     # Listed for the help only; `main` hands both to vLLM's parser.
     commands.add_parser("serve", help="serve a model on several vLLM instances")
     commands.add_parser("profile", help="measure an engine's steps and propose its target load")

@@ -108,6 +108,16 @@ def test_each_moved_choice_has_a_line(capsys: pytest.CaptureFixture[str]) -> Non
     assert json.loads(capsys.readouterr().out) == outcomes
 
 
+def test_a_misspelt_option_is_refused_with_the_usage_of_its_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["instances", "--josn"])
+    usage, *_, error = capsys.readouterr().err.splitlines()
+    assert usage.startswith("usage: sterna instances ")
+    assert error == "sterna instances: error: unrecognized arguments: --josn"
+
+
 NOT_THERE = (
     "start one with `sterna serve`, or name it with --url, as in --url http://127.0.0.1:8000"
 )

@@ -336,6 +336,19 @@ def test_a_restart_ends_when_every_instance_is_new(
     assert cluster.looks == []
 
 
+def test_options_of_vllm_go_behind_dashes_as_the_usage_of_a_restart_shows(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cluster = Cluster([])
+    with pytest.raises(SystemExit):
+        run(cluster, "restart", "--rolling", "--max-num-seqs", "64")
+    *usage, error = capsys.readouterr().err.splitlines()
+    assert error == "sterna restart: error: unrecognized arguments: --max-num-seqs"
+    assert usage[0].startswith("usage: sterna restart [-h] --rolling ")
+    assert usage[-1].endswith("[-- OPTION ...]")
+    assert cluster.ordered == []
+
+
 @pytest.mark.parametrize(
     "begun",
     [

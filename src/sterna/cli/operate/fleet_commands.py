@@ -66,6 +66,8 @@ def add_commands(commands: Any) -> None:
     restart = commands.add_parser(
         "restart",
         help="replace every instance, one at a time, without cutting a stream",
+        usage="%(prog)s [-h] --rolling [--no-surge] [--url URL] [--api-key API_KEY]\n"
+        "                      [--no-wait] [-- OPTION ...]",
         description="Replaces every instance by one with the same options, and those that follow "
         "--, such as: sterna restart --rolling -- --max-num-seqs 64",
     )
