@@ -75,6 +75,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "Time the steps of one engine and propose its target load, the headroom of high priority. "
         "Takes the options of `sterna serve`; --help=Profile lists the others."
     )
+    parser.epilog = (parser.epilog or "").replace("sterna serve", "sterna profile")
     group = parser.add_argument_group("Profile", "Measurement and output.")
     group.add_argument(
         "--output", type=Path, metavar="FILE", help="write the profile to this file as well"

@@ -390,6 +390,20 @@ def test_help_lists_groups_and_searches(capsys: pytest.CaptureFixture[str]):
         assert "None)" not in out or search != "--help=Sterna"
 
 
+@pytest.mark.parametrize("command", ["serve", "profile"])
+def test_help_names_the_command_that_has_the_rest(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+):
+    # A search of another test in this process would go on.
+    parser = "vllm.utils.argparse_utils.FlexibleArgumentParser"
+    monkeypatch.setattr(f"{parser}._search_keyword", None)
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    out = capsys.readouterr().out
+    assert f"sterna {command} --help=all" in out
+    assert "vllm serve --help" not in out
+
+
 def test_help_of_all_commands_does_not_load_the_engine():
     script = (
         "import sys; from sterna.cli.main import main\n"

@@ -139,6 +139,8 @@ def make_serve_parser() -> tuple[ServeParser, argparse.ArgumentParser]:
         "Serve a model on several vLLM instances behind one OpenAI-compatible API. "
         "The options of `vllm serve` work; --help=Sterna lists what is added."
     )
+    # vLLM's commands would not find what is added.
+    serve_parser.epilog = (serve_parser.epilog or "").replace("vllm serve", "sterna serve")
     serve_parser.set_defaults(
         host="127.0.0.1",
         # Several processes print on one terminal: progress bars and a line a request would hide
