@@ -158,7 +158,7 @@ def test_the_exit_status_says_whether_a_server_can_start(
     rows = json.loads(capsys.readouterr().out)
     [found] = [row for row in rows if row["subject"] == "port"]
     assert found["level"] == "error"
-    assert found["advice"] == "end what listens there, or choose another --port"
+    assert found["advice"] == "end what listens there, or choose another --port or --host"
 
 
 def test_only_what_breaks_the_import_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:

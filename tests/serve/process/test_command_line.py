@@ -143,7 +143,11 @@ def config_file(tmp_path: Path) -> Callable[[str], str]:
         (["--dtype", "float17"], "argument --dtype: invalid choice: 'float17'"),
         (["--enable-auto-tool-choice", "--tool-call-parser", "nope"], "invalid tool call parser"),
         (["--port", "70000"], "cannot listen on 127.0.0.1:70000"),
-        (["--host", "203.0.113.7"], "cannot listen on 203.0.113.7:"),
+        (
+            ["--host", "203.0.113.7", "--port", "8123"],
+            "cannot listen on 203.0.113.7:8123 (Cannot assign requested address); choose another "
+            "--port or --host",
+        ),
         (["--host", "2001:db8::7"], "cannot listen on 2001:db8::7:"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -349,5 +349,5 @@ def _port(machine: Machine, wanted: Wanted) -> Iterator[Finding]:
             Level.ERROR,
             "port",
             f"nothing can listen at {wanted.port} ({machine.port_error})",
-            "end what listens there, or choose another --port",
+            "end what listens there, or choose another --port or --host",
         )

@@ -185,7 +185,7 @@ def _check_port(host: str | None, port: int) -> None:
         raise ConfigurationError("--port 0: choose a port in [1, 65535]")
     if (reason := listen_error(host or "", port)) is not None:
         raise ConfigurationError(
-            f"cannot listen on {host or '*'}:{port} ({reason}); choose another --port"
+            f"cannot listen on {host or '*'}:{port} ({reason}); choose another --port or --host"
         )
 
 
