@@ -11,6 +11,8 @@ from sterna.errors import ConfigurationError
 from sterna.priority_classes import DEFAULT_CLASSES, ApiKey, PriorityClasses
 from sterna.priority_files import KeyFile, read_api_keys, read_classes
 
+ROOT = Path(__file__).parents[1]
+
 CLASSES = """
 - {name: gold, rank: 2, target_load: 900}
 - {name: quick, rank: 1, execution_rank: 0}
@@ -70,6 +72,14 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 def keys_of(folder: Path, text: str, classes: PriorityClasses = DEFAULT_CLASSES) -> list[ApiKey]:
     return read_api_keys(written(folder, text), classes)
+
+
+def test_the_keys_of_the_page_need_no_classes_of_ones_own(tmp_path: Path) -> None:
+    page = (ROOT / "docs/operations/priorities.md").read_text("utf-8")
+    rows = page.partition("--api-keys keys.yaml`:\n\n")[2].partition("\n\n")[0]
+    file = written(tmp_path, rows.replace("5e884898da28...", sha256(b"sk-nightly").hexdigest()))
+    keys = read_api_keys(file, DEFAULT_CLASSES)
+    assert [each.name for each in keys] == ["shop", "nightly", "operators"]
 
 
 def test_keys_are_read_with_their_highest_classes(tmp_path: Path) -> None:
