@@ -263,7 +263,8 @@ def test_an_operator_starts_no_more_than_the_maximum(num_instances: int, is_refu
     core = SupervisorCore(serving(I0, I1))
     core.fleet.max_instances = 3
     reply = core.on_message(StartInstances("operator", 3, num_instances), 0.0)[-1]
-    error = "2 instances are wanted, and --max-instances is 3" if is_refused else None
+    refusal = f"--max-instances is 3, and with 2 there is room for 1 more, not for {num_instances}"
+    error = refusal if is_refused else None
     assert reply == ToMailbox("operator", AdminReply(3, b"null", error))
     assert core.fleet.wanted == (2 if is_refused else 3)
 
@@ -278,7 +279,7 @@ def test_an_operator_starts_instances_beside_all_that_serve() -> None:
     core.fleet.on_undo(I1, 2.0)
     assert len(core.fleet.in_phase(Phase.SERVING)) == 3
     reply = core.on_message(StartInstances("operator", 3, 2), 3.0)[-1]
-    error = "3 instances are wanted, and --max-instances is 4"
+    error = "--max-instances is 4, and with 3 there is room for 1 more, not for 2"
     assert reply == ToMailbox("operator", AdminReply(3, b"null", error))
     effects = core.on_message(StartInstances("operator", 4, 1), 4.0)
     assert sum(isinstance(each, Start) for each in effects) == 1

@@ -238,7 +238,8 @@ class SupervisorCore:
                 limit, num_kept = self.fleet.max_instances, self.fleet.num_kept
                 if limit is not None and num_kept + num_instances > limit:
                     raise FleetError(
-                        f"{num_kept} instances are wanted, and --max-instances is {limit}"
+                        f"--max-instances is {limit}, and with {num_kept} there is room for "
+                        f"{max(0, limit - num_kept)} more, not for {num_instances}"
                     )
                 return self.fleet.on_add(num_instances, now_s)
             case RestartInstances(_, _, has_surge, options):
