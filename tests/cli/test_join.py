@@ -1,6 +1,7 @@
 """`sterna join`: the settings with which it becomes `ray start`, and what it refuses."""
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,7 @@ def _joined(
     monkeypatch.setattr(os, "environ", environment)
     monkeypatch.setattr(os, "execv", become)
     monkeypatch.setattr("sterna.cli.join.raise_limit", lambda: None)
+    monkeypatch.setattr("sterna.cli.join.CONNECT_TIMEOUT_S", 0.01)
     with pytest.raises(_BecameError):
         main(["join", *arguments])
     ((ray, *others),) = commands
@@ -60,6 +62,21 @@ def test_the_node_has_the_settings_of_the_servers_own_but_for_the_users(
     assert environment[IS_SPREAD] == "1"
     # Ten minutes, and not the day for which the server's own node waits.
     assert environment["RAY_gcs_rpc_server_reconnect_timeout_s"] == "600"
+
+
+def test_a_server_that_does_not_listen_is_named_before_ray_tries_it_for_minutes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        command, _ = _joined(monkeypatch, OWN, address)
+        assert capsys.readouterr().err.startswith(
+            f"sterna: no server listens at {address} (Connection refused): is it the address "
+        )
+        server.listen()
+        assert _joined(monkeypatch, OWN, address)[0] == command == ["start", f"--address={address}"]
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1", "10.0.0.1:", ":6380", "10.0.0.1:ray"])

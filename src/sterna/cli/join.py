@@ -7,6 +7,7 @@ them from its own environment, so that they do not come with the address.
 import argparse
 import os
 import shutil
+import socket
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,6 +19,8 @@ from sterna.runtime.processes.limits import raise_limit
 WAITS_FOR_SERVER_S = 600
 """A node that joined ends when its server has been away for as long: much longer than a new GCS
 takes, and not the day for which the server's own node waits."""
+
+CONNECT_TIMEOUT_S = 5.0
 
 
 def add_commands(commands: Any) -> None:
@@ -56,6 +59,14 @@ def join(args: argparse.Namespace) -> NoReturn:
         raise ConfigurationError(
             "RAY_AUTH_TOKEN is not set: give this machine the same token as the server"
         )
+    if (reason := _connection_error(host, int(port))) is not None:
+        print(
+            f"sterna: no server listens at {args.address} ({reason}): is it the address that "
+            "`sterna serve` has printed, and may this machine reach its ports? Ray tries it for "
+            "some minutes",
+            file=sys.stderr,
+            flush=True,
+        )
     protect_ray(os.environ, is_shared=True)
     set_node_defaults(os.environ, WAITS_FOR_SERVER_S)
     raise_limit()
@@ -63,3 +74,12 @@ def join(args: argparse.Namespace) -> NoReturn:
     if ray is None:
         raise ConfigurationError("the command ray, which is installed with sterna, is not there")
     os.execv(ray, [ray, "start", f"--address={args.address}", *args.ray_options])
+
+
+def _connection_error(host: str, port: int) -> str | None:
+    """Return the reason for which no connection is accepted there; None if one is."""
+    try:
+        socket.create_connection((host.strip("[]"), port), CONNECT_TIMEOUT_S).close()
+    except (OSError, OverflowError) as error:
+        return getattr(error, "strerror", None) or str(error)
+    return None
