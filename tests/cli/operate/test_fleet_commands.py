@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -347,6 +348,24 @@ def test_options_of_vllm_go_behind_dashes_as_the_usage_of_a_restart_shows(
     assert usage[0].startswith("usage: sterna restart [-h] --rolling ")
     assert usage[-1].endswith("[-- OPTION ...]")
     assert cluster.ordered == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("drain", "i0"), ("drain", "--node", "10.0.0.2"), ("start",), ("restart", "--rolling")],
+)
+def test_control_c_ends_the_command_and_says_that_the_work_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
+) -> None:
+    def interrupted(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fleet_commands, "time", SimpleNamespace(sleep=interrupted))
+    on_its_node = {**row("i0", "running"), "node": "10.0.0.2"}
+    assert run(Cluster([[on_its_node], [on_its_node]]), *command) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "what was ordered goes on; `sterna instances` shows how far it is"
+    )
 
 
 @pytest.mark.parametrize(

@@ -241,6 +241,14 @@ def _watch(args: argparse.Namespace, is_shown: Callable[[Row], bool]) -> Iterato
     Raises:
         ServerError: the server refuses, or has not answered for long.
     """
+    try:
+        yield from _polls(args, is_shown)
+    except KeyboardInterrupt:
+        print("what was ordered goes on; `sterna instances` shows how far it is", file=sys.stderr)
+        raise
+
+
+def _polls(args: argparse.Namespace, is_shown: Callable[[Row], bool]) -> Iterator[Rows]:
     shown: dict[str, str] = {}
     num_failed = 0
     while True:
