@@ -37,7 +37,7 @@ REQUEST_LINES = [
     "cmpl-auk   -         held     high    -           -                  -",
 ]
 MOVED = {"request": "tern", "from": "i0", "to": "i1", "stages": 2, "suspended_ms": 3.46}
-IN_WORDS = "moved tern from i0 to i1 in 2 stages, suspended for 3.5 ms\n"
+IN_WORDS = "moved tern from i0 to i1 in 2 stages, paused for 3.5 ms\n"
 
 
 @pytest.mark.parametrize(
@@ -100,10 +100,12 @@ def test_a_request_moves_in_the_mode_that_is_given(
 
 
 def test_each_moved_choice_has_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    outcomes = [MOVED, {**MOVED, "from": "i2"}]
+    outcomes = [MOVED, {**MOVED, "from": "i2", "stages": 1}]
     cluster = Cluster([], answers={"/admin/migrate": outcomes})
     assert run(cluster, "migrate", "tern", "--to", "i1") == 0
-    assert capsys.readouterr().out == IN_WORDS + IN_WORDS.replace("i0", "i2")
+    assert capsys.readouterr().out == IN_WORDS + IN_WORDS.replace("i0", "i2").replace(
+        "2 stages", "1 stage"
+    )
     assert run(cluster, "migrate", "tern", "--to", "i1", "--json") == 0
     assert json.loads(capsys.readouterr().out) == outcomes
 

@@ -10,7 +10,7 @@ import urllib.request
 from http import HTTPStatus
 from typing import Any
 
-from sterna.cli.operate.explain_text import explained
+from sterna.cli.operate.explain_text import explained, way
 from sterna.cli.operate.top_view import Table, text_of
 from sterna.errors import SternaError
 
@@ -104,11 +104,13 @@ def _migrate(args: argparse.Namespace) -> int:
         print(json.dumps(outcome))
         return 0
     for moved in outcome if isinstance(outcome, list) else [outcome]:
-        print(
-            f"moved {moved['request']} from {moved['from']} to {moved['to']} "
-            f"in {moved['stages']} stages, suspended for {moved['suspended_ms']:.1f} ms"
-        )
+        print(moved_in_words(moved))
     return 0
+
+
+def moved_in_words(moved: dict[str, Any]) -> str:
+    """Return a line about one request that the server has moved."""
+    return f"moved {moved['request']} {way(moved, moved['suspended_ms'] / 1e3)}"
 
 
 def ask(url: str, method: str, path: str, api_key: str | None, body: Any = None) -> Any:

@@ -42,6 +42,15 @@ def explained(history: Described) -> str:
     return "\n".join(lines)
 
 
+def way(moved: Described, suspended_s: float) -> str:
+    """Return from where to where a request moved, and how."""
+    stages = "stage" if moved["stages"] == 1 else "stages"
+    return (
+        f"from {moved['from']} to {moved['to']} in {moved['stages']} {stages}, paused for "
+        f"{1e3 * suspended_s:.1f} ms"
+    )
+
+
 def _headline(history: Described) -> str:
     state, instance = history["state"], history["instance"]
     where = "" if instance is None else f" on {instance}"
@@ -74,11 +83,7 @@ def _sentences(event: Described, history: Described) -> Iterator[str]:
         case "resumed":
             yield f"resumed on {event['instance']} after {event['waited_s']:.3f} s"
         case "moved":
-            yield (
-                f"moved from {event['from']} to {event['to']} in {event['stages']} "
-                f"{'stage' if event['stages'] == 1 else 'stages'}, paused for "
-                f"{1e3 * event['suspended_s']:.1f} ms"
-            )
+            yield f"moved {way(event, event['suspended_s'])}"
             yield _moved_because(event)
         case "did not move":
             outcome = event["outcome"].replace("_", " ")

@@ -8,7 +8,12 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from sterna.cli.operate.admin_commands import ServerError, add_server_options, ask
+from sterna.cli.operate.admin_commands import (
+    ServerError,
+    add_server_options,
+    ask,
+    moved_in_words,
+)
 from sterna.cli.operate.top_view import Snapshot, plain
 from sterna.cli.options.option_values import count, positive
 
@@ -54,11 +59,7 @@ class Server:
     def migrate(self, request_id: str, destination: str) -> str:
         """Move the request; returns what has happened."""
         body = {"request": request_id, "to": destination}
-        moved = ask(self.url, "POST", "/admin/migrate", self._api_key, body)
-        return (
-            f"moved {moved['request']} from {moved['from']} to {moved['to']}, suspended for "
-            f"{moved['suspended_ms']:.1f} ms"
-        )
+        return moved_in_words(ask(self.url, "POST", "/admin/migrate", self._api_key, body))
 
     def drain(self, instance_id: str, *, is_undo: bool) -> str:
         """Begin to empty the instance, or have it serve on; returns what has happened."""
