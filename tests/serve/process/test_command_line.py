@@ -142,6 +142,10 @@ def config_file(tmp_path: Path) -> Callable[[str], str]:
         (["--max-num-seqs", "0"], "max_num_seqs: Input should be greater than or equal to 1"),
         (["--dtype", "float17"], "argument --dtype: invalid choice: 'float17'"),
         (["--enable-auto-tool-choice", "--tool-call-parser", "nope"], "invalid tool call parser"),
+        (
+            ["--chat-template", "nofile.jinja"],
+            "The supplied chat template string (nofile.jinja) appears path-like",
+        ),
         (["--port", "70000"], "cannot listen on 127.0.0.1:70000"),
         (
             ["--host", "203.0.113.7", "--port", "8123"],

@@ -13,6 +13,7 @@ import yaml
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from vllm.entrypoints.cli.serve import ServeSubcommand
 from vllm.entrypoints.launchers.launcher import validate_api_server_args
+from vllm.exceptions import VLLMError
 from vllm.platforms import current_platform
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -258,7 +259,7 @@ def validate(args: argparse.Namespace) -> None:
         if not (args.tool_parser_plugin or args.reasoning_parser_plugin):
             # A plugin adds parsers that only the front end knows.
             validate_api_server_args(args)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, VLLMError) as error:
         raise ConfigurationError(str(error)) from error
     except KeyError as error:
         raise ConfigurationError(str(error.args[0])) from error
