@@ -199,7 +199,7 @@ def test_a_wrong_setting_is_refused_with_its_class_and_field(
 def test_a_misspelt_name_is_refused_since_the_base_would_decide(
     name: str, value: Any, near: str
 ) -> None:
-    message = f"Mine.{name} has no effect; did you mean {near}?"
+    message = f"Mine.{name} overrides nothing of Policy; did you mean {near}? If not, give it"
     with pytest.raises(ConfigurationError, match=re.escape(message)):
         type("Mine", (Policy,), {name: value})
 
@@ -209,6 +209,21 @@ def test_a_class_may_have_names_of_its_own() -> None:
     type("Mine", (Policy,), {"pairs": 0, "dispatched": lambda self, request: None})
     both = {"victim": lambda self, instance: None, "victims": lambda self, instance: ()}
     type("Mine", (type("Other", (Policy,), both),), {"victim": both["victim"]})
+
+
+def test_a_class_may_have_helpers_with_names_like_those_of_a_policy() -> None:
+    """Such that begin with _, or that another of its functions uses."""
+
+    def pair(self: Any, instances: Any) -> Any:
+        return self._pair([each for each in instances if (lambda: self.victim(each))()])
+
+    helpers: dict[str, Any] = {
+        "_base": "x",
+        "_pair": lambda self, instances: {},
+        "_victims": lambda self, instance: (),
+        "victim": lambda self, instance: None,
+    }
+    type("Mine", (Policy,), {"pair": pair, **helpers})
 
 
 def test_the_file_is_not_needed_where_the_policy_travels_to(file: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cache
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any, Self, get_type_hints
 
 from sterna.config import PolicyConfig, ScalingConfig
@@ -171,18 +171,31 @@ class Policy:
 
 
 def _require_spelling(owner: type[Policy], name: str, value: Any) -> None:
-    """Refuse an attribute that is like one of `Policy` in name and kind, if the class leaves that
-    one as it is: its base would decide, and its author would not see it.
+    """Refuse a public attribute that is like one of `Policy` in name and kind, if the class leaves
+    that one as it is, and does not use its own: its base would decide, and its author would not
+    see it.
 
     Raises:
         ConfigurationError: it is.
     """
     near = get_close_matches(name, MEANT, n=1, cutoff=0.8)
-    if name in MEANT or not near:
+    if name in MEANT or name.startswith("_") or not near:
         return
     like = getattr(Policy, near[0])
-    if getattr(owner, near[0]) is like and _kind(value) == _kind(like):
-        raise ConfigurationError(f"{owner.__name__}.{name} has no effect; did you mean {near[0]}?")
+    if getattr(owner, near[0]) is not like or _kind(value) != _kind(like):
+        return
+    others = [each for each in vars(owner).values() if each is not value]
+    if not any(isinstance(each, FunctionType) and _uses(each.__code__, name) for each in others):
+        raise ConfigurationError(
+            f"{owner.__name__}.{name} overrides nothing of Policy; did you mean {near[0]}? "
+            "If not, give it another name"
+        )
+
+
+def _uses(code: CodeType, name: str) -> bool:
+    """Whether a function names this attribute, also in a function within it."""
+    inner = [each for each in code.co_consts if isinstance(each, CodeType)]
+    return name in code.co_names or any(_uses(each, name) for each in inner)
 
 
 def _kind(value: Any) -> object:
