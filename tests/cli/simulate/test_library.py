@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import sterna
+from sterna.cli.simulate.library import KEYS
 from sterna.errors import ConfigurationError
 from sterna.policy.own import Policy
 
@@ -109,6 +110,15 @@ def test_there_is_a_row_for_each_request_of_each_run() -> None:
         assert means[run["policy"], run["seed"]] == pytest.approx(run["ttft_s.mean"])
     assert (requests.request_s >= requests.ttft_s).all()
     assert np.isnan(requests.tpot_s).equals(requests.output_tokens <= 1)
+
+
+def test_requests_join_the_runs_of_a_recorded_trace_which_has_no_rate(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival_s,input_tokens,output_tokens\n0,64,8\n1,64,8\n")
+    result = sterna.simulate("llumnix", Fewest, trace=str(trace), requests=2)
+    assert result.runs.rate.isna().all()
+    joined = result.runs.merge(result.requests, on=[*KEYS])
+    assert list(joined.policy) == ["llumnix", "llumnix", "Fewest", "Fewest"]
 
 
 def test_settings_are_a_mapping_and_hold_for_classes_too() -> None:

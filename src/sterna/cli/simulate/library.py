@@ -158,7 +158,8 @@ def _requests(run: "SimulationRun") -> "pd.DataFrame":
     import pandas as pd
 
     workload, records = run.job.workload, run.records
-    keys = (run.job.policy, workload.trace, workload.rate, workload.seed)
+    rate = math.nan if workload.rate is None else workload.rate
+    keys = (run.job.policy, workload.trace, rate, workload.seed)
     columns: dict[str, Any] = dict(zip(KEYS, keys, strict=True))
     for field in fields(records):
         values = getattr(records, field.name)
