@@ -76,6 +76,11 @@ def fail(_: Any) -> Any:
     raise RuntimeError("no coffee")
 
 
+def fail_later(_: Any) -> Any:
+    yield "i0", "i1"
+    raise TypeError("no tea")
+
+
 @pytest.mark.parametrize(
     ("method", "given", "decide", "reason"),
     [
@@ -86,6 +91,8 @@ def fail(_: Any) -> Any:
         ("pair", (BOTH,), lambda _: {"i0": "i9"}, "'i9' is not the instance_id"),
         ("pair", (BOTH,), lambda _: {"i0": "i0"}, "'i0' cannot be its own destination"),
         ("pair", (BOTH,), lambda _: {"i0": ["i1"]}, "['i1'] is not the instance_id"),
+        ("pair", (BOTH,), fail_later, "no tea"),
+        ("pair", (BOTH,), lambda _: iter([None]), "a mapping of sources to destinations, not"),
         ("pair", (BOTH,), lambda _: None, "a mapping of sources to destinations, not None"),
         ("victims", (VIEW,), fail, "no coffee"),
         (
@@ -96,7 +103,13 @@ def fail(_: Any) -> Any:
         ),
         ("victims", (VIEW,), lambda _: [running("z", 16)], "request z is not on the instance"),
         ("victims", (VIEW,), lambda _: ["a"], "must return requests of the instance, not 'a'"),
-        ("victims", (VIEW,), lambda _: None, "must return requests of the instance, not None"),
+        ("victims", (VIEW,), lambda _: None, "must return a sequence of requests of the instance"),
+        (
+            "victims",
+            (VIEW,),
+            lambda view: view.running[0],
+            "a sequence of requests of the instance",
+        ),
         ("num_instances", (BOTH, 0, SCALING), fail, "no coffee"),
         ("num_instances", (BOTH, 0, SCALING), lambda _: 2.5, "must be an integer, not 2.5"),
     ],

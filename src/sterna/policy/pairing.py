@@ -5,7 +5,7 @@ name is not a source. It sees instances, never their requests (Section 4.3); the
 the request to move (`selection`).
 """
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -154,7 +154,8 @@ def _place_for(
 
 
 def checked_pairs(
-    pairs: Mapping[InstanceId, InstanceId], instances: Sequence[Candidate]
+    pairs: Mapping[InstanceId, InstanceId] | Iterable[tuple[InstanceId, InstanceId]],
+    instances: Sequence[Candidate],
 ) -> dict[InstanceId, InstanceId]:
     """The pairs that a custom class has made of these instances.
 
@@ -162,6 +163,9 @@ def checked_pairs(
         ConfigurationError: these are no pairs, or an instance is not among those that were given,
             or its own destination.
     """
+    if isinstance(pairs, Iterator):
+        # Not in the try: an error in a generator is its author's to see.
+        pairs = tuple(pairs)
     try:
         pairs = dict(pairs)
     except (TypeError, ValueError):

@@ -71,10 +71,14 @@ def checked_victims(victims: object, instance: InstanceView) -> tuple[RequestVie
     """The requests that a custom class has chosen on this instance.
 
     Raises:
-        ConfigurationError: these are no requests, or one is not there, or cannot move.
+        ConfigurationError: this is not a sequence of requests, or one is not there, or cannot move.
     """
     there = {each.request_id for each in (*instance.running, *instance.queuing)}
-    chosen = tuple(victims) if isinstance(victims, Iterable) else (victims,)
+    if not isinstance(victims, Iterable):
+        raise ConfigurationError(
+            f"victims must return a sequence of requests of the instance, not {victims!r}"
+        )
+    chosen = tuple(victims)
     for each in chosen:
         if not isinstance(each, RequestView):
             raise ConfigurationError(f"victims must return requests of the instance, not {each!r}")
