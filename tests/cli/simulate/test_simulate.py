@@ -333,7 +333,7 @@ def test_a_policy_that_is_made_for_prefix_caches_runs_without_them_and_says_so(
     vllm_1 = ("--profile", "h100-llama-3.1-8b")
     assert simulate("--json", *policies, *vllm_1) == 0
     assert capsys.readouterr().err == (
-        "sterna: dynamo looks at prefix caches, and its engines have none: give --set "
+        "sterna: dynamo looks at prefix caches, and its engines have none: set "
         "engine.prefix_caching=true, with a profile of vLLM 1\n"
     )
     assert simulate("--json", *policies, *vllm_1, "--set", "engine.prefix_caching=true") == 0

@@ -177,7 +177,7 @@ def jobs_of(args: argparse.Namespace, configs: Mapping[str, "SimulationConfig"])
     for label, config in configs.items():
         if config.policy.needs_prefixes and not config.engine.prefix_caching:
             print(
-                f"sterna: {label} looks at prefix caches, and its engines have none: give --set "
+                f"sterna: {label} looks at prefix caches, and its engines have none: set "
                 "engine.prefix_caching=true, with a profile of vLLM 1",
                 file=sys.stderr,
             )
