@@ -165,7 +165,11 @@ class Platform:
                 return
             process = InstanceProcess(instance_id, self.world)
             self._add(process)
-            self._notify(supervisor, self._rng.random() * 0.05, "started", on_up, instance_id)
+            self._notify(supervisor, self._rng.random() * 0.05, "started", answered, instance_id)
+
+        def answered() -> None:
+            # Of a node that Ray has given up meanwhile it says that all there is dead.
+            (on_failed if self.world.nodes.is_lost(instance_id) else on_up)()
 
         self._later(self._rng.uniform(*DELAYS.start_instance), come_up)
 
