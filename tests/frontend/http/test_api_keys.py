@@ -1,4 +1,4 @@
-"""Which key opens which route."""
+"""Keys of the API: which one opens which route."""
 
 import asyncio
 import logging
