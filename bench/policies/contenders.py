@@ -134,11 +134,11 @@ def contenders(family: str, tuned: Mapping[str, str], *, has_parts: bool) -> Seq
             others: Sequence[str] = ("infaas++", "round-robin", "vllm-dp")
             bounds: Sequence[str] = (TRUE_LENGTHS, SOLO)
         case "prefixes":
-            others = (*ZOO, *tuned.values())
+            others = ("infaas++", *ZOO, *tuned.values())
             parts = (*parts, AHEAD, FREEING, *COSTS) if has_parts else ()
             bounds = (FREE_MOVES, POOLED, SOLO)
         case _:
-            others = ("round-robin", "vllm-dp", *tuned.values())
+            others = ("infaas++", *ZOO, *tuned.values())
             bounds = (FREE_MOVES, POOLED, SOLO)
             if has_parts:
                 # A run of the oracle takes minutes with outputs as long.

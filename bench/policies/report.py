@@ -225,8 +225,8 @@ _COLUMNS: Mapping[str, tuple[str, float]] = {
 
 
 def _absolute(rows: Sequence[Row], point: str) -> str:
-    """Means over the seeds that all have, of the policies that are no single parts."""
-    rows = [row for row in rows if row["seed"] <= NUM_SEEDS]
+    """Means over the seeds that all have, of the policies that ran there and are no single parts."""
+    rows = [row for row in rows if row["seed"] <= NUM_SEEDS and row["point"] == point]
     policies = [each for each in policies_of(rows) if each not in PARTS]
     known = {
         column: name

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,15 @@ def test_server_and_simulation_have_the_hardware_of_the_case(case: Case, tmp_pat
     trace = build_trace(job.workload)
     assert len(trace) == case.requests
     assert (trace.input_tokens + trace.output_tokens).max() <= case.max_total_tokens
+
+
+def test_a_case_with_other_step_times_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = CASES["M-M, 4 instances"]
+    before = case.description
+    hardware = case.hardware()
+    slower = replace(hardware.step_time, prefill_token_s=2 * hardware.step_time.prefill_token_s)
+    monkeypatch.setattr(Case, "hardware", lambda _: replace(hardware, step_time=slower))
+    assert case.description != before
 
 
 def test_an_engine_serves_by_priority_where_the_policy_has_priorities(tmp_path: Path) -> None:
@@ -158,6 +168,8 @@ def test_what_has_been_measured_is_predicted_anew(tmp_path: Path) -> None:
     of_run = {"point": case, "policy": "round-robin", "seed": 2}
     rows = [each for each in whole["rows"] if of_run.items() <= each.items()]
     (measured,) = (each for each in rows if each["kind"] == PACED)
+    # As if it had been measured with the step times of today.
+    measured["case"] = CASES[case].description
     outdated = {**measured, "kind": SIMULATED, "ttft_mean_s": 7.0}
     whole["rows"] = [measured, outdated]
     (tmp_path / "paced.json").write_text(json.dumps(whole))

@@ -103,8 +103,22 @@ def test_a_trace_with_prefixes_needs_both_latencies_at_once() -> None:
     slow = {each.name: each for each in goals(rows("prefixes", tpot_mean_s=1.2))}
     both = "against `dynamo:prefill_scale=4`, and TPOT mean against round robin"
     assert not slow[f"agents: TTFT mean {both}"].is_reached
+    # By hand: all others have values of 1, and so factors of 1.
+    assert slow[f"agents: TTFT mean {both}"].found == (
+        "1.00 [1.00, 1.00] and 0.83 [0.83, 0.83] times better (*the worse of both with free "
+        "moves*: 1.00; *the worse of both with each alone*: 1.00)"
+    )
     even = {each.name: each for each in goals(rows("prefixes"))}
     assert even[f"agents: TTFT mean {both}"].is_reached
+
+
+def test_a_table_has_only_the_policies_of_its_point() -> None:
+    known = [
+        row
+        for row in rows("reasoning")
+        if row["policy"] != "true lengths" or row["point"] == reasoning_point(3)
+    ]
+    assert report.markdown(known, []).count("| *true lengths* |") == 1
 
 
 def test_next_turns_are_compared_with_those_that_found_their_prefix() -> None:
@@ -172,7 +186,7 @@ def test_local_hits_are_those_that_found_all_that_was_computed_before() -> None:
 def test_fewer_instances_count_only_where_first_tokens_come_as_soon() -> None:
     """Sterna needs half of the instances with the last thresholds, and its P99 is larger with these
     than Llumnix's."""
-    name = "auto-scaling: instances at no larger TTFT P99 than Llumnix's"
+    name = "auto-scaling: instance-seconds at no larger TTFT P99 than Llumnix's"
 
     def goal(p99_s: float) -> str:
         of_family = rows("clusters")
