@@ -30,7 +30,7 @@ from sterna.policy.pairing import pair
 from sterna.policy.presets import LLUMNIX, STERNA
 from sterna.policy.scaling import ScaleUp, Terminate
 from sterna.policy.selection import candidates_to_move
-from sterna.policy.virtual_usage import Candidate
+from sterna.policy.virtual_usage import Candidate, NewRequest
 from sterna.policy_file import in_server, policy_named
 from sterna.scheduler.global_scheduler import GlobalScheduler, SetDestination
 from sterna.types import HIGH, InstanceId
@@ -184,6 +184,34 @@ def test_a_wrong_setting_is_refused_with_its_class_and_field(
     with pytest.raises(ConfigurationError) as refused:
         with_settings(tmp_path, settings)
     assert message in str(refused.value)
+
+
+def asks_what_is_cached(self: Policy, request: NewRequest, instances: Sequence[Candidate]) -> str:
+    return max(each.instance_id for each in instances if request.cached_tokens(each.instance_id))
+
+
+@pytest.mark.parametrize(
+    ("attributes", "is_refused"),
+    [
+        ({"base": "llumnix", "dispatch": asks_what_is_cached}, True),
+        ({"base": "sterna", "dispatch": asks_what_is_cached}, False),
+        (
+            {"base": "llumnix", "dispatch": asks_what_is_cached, "looks_at_prefixes": True},
+            False,
+        ),
+        ({"base": "llumnix", "dispatch": asks_what_is_cached, "cached_tokens": 7}, False),
+    ],
+)
+def test_a_class_that_asks_for_caches_says_that_it_looks_at_them(
+    attributes: dict[str, Any], is_refused: bool
+) -> None:
+    mine = type("Mine", (Policy,), attributes)()
+    if not is_refused:
+        mine.as_config()
+        return
+    message = "Mine.dispatch asks a request for its cached_tokens.* add looks_at_prefixes = True"
+    with pytest.raises(ConfigurationError, match=message):
+        mine.as_config()
 
 
 @pytest.mark.parametrize(

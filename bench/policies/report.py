@@ -225,7 +225,7 @@ _COLUMNS: Mapping[str, tuple[str, float]] = {
 
 
 def _absolute(rows: Sequence[Row], point: str) -> str:
-    """Means over the seeds that all have, of the policies that ran there and are no single parts."""
+    """Means over the seeds that all have, of those policies that ran there as a whole."""
     rows = [row for row in rows if row["seed"] <= NUM_SEEDS and row["point"] == point]
     policies = [each for each in policies_of(rows) if each not in PARTS]
     known = {

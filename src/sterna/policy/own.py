@@ -106,8 +106,15 @@ class Policy:
         return made
 
     def as_config(self) -> PolicyConfig:
-        """The rules with this class."""
-        return replace(self.config, own=self)
+        """The rules with this class.
+
+        Raises:
+            ConfigurationError: a method asks what caches have, which its requests do not say.
+        """
+        config = replace(self.config, own=self)
+        if not config.looks_at_prefixes:
+            _require_no_use_of_caches(type(self))
+        return config
 
     @property
     def chooses_instances(self) -> bool:
@@ -190,6 +197,26 @@ def _require_spelling(owner: type[Policy], name: str, value: Any) -> None:
             f"{owner.__name__}.{name} overrides nothing of Policy; did you mean {near[0]}? "
             "If not, give it another name"
         )
+
+
+OF_CACHES = ("cached_tokens", "uncached_tokens", "uncached_pairs")
+"""Methods of `NewRequest` that go by its `cached`."""
+
+
+def _require_no_use_of_caches(owner: type[Policy]) -> None:
+    """Refuse a class that would be told that no instance has anything of any prompt.
+
+    Raises:
+        ConfigurationError: it would.
+    """
+    for name, value in vars(owner).items():
+        for each in OF_CACHES:
+            is_its_own = hasattr(owner, each)
+            if isinstance(value, FunctionType) and not is_its_own and _uses(value.__code__, each):
+                raise ConfigurationError(
+                    f"{owner.__name__}.{name} asks a request for its {each}, which it has only for "
+                    "a class that looks at prefix caches: add looks_at_prefixes = True"
+                )
 
 
 def _uses(code: CodeType, name: str) -> bool:
