@@ -80,7 +80,6 @@ def test_below_the_minimum_a_drained_instance_has_a_successor() -> None:
     ("instance_id", "error", "words"),
     [
         (InstanceId("i9"), UnknownInstanceError, "no instance is called i9; there are: i0, i1"),
-        (I0, FleetError, "i0 is being emptied already: an operator drains it"),
         (I1, FleetError, "i1 is the last instance that takes requests"),
     ],
 )
@@ -93,6 +92,26 @@ def test_a_drain_that_cannot_be_is_refused_in_words(
     with pytest.raises(error, match=words):
         fleet.on_terminate(instance_id, Cause.OPERATOR, 3.0)
     assert phases(fleet) == before
+
+
+def test_a_second_drain_of_an_operators_goes_on_with_the_first() -> None:
+    """The first command may have been interrupted, and is given again."""
+    fleet = serving()
+    fleet.on_terminate(I0, Cause.OPERATOR, 2.0)
+    wanted = fleet.wanted
+    assert fleet.on_terminate(I0, Cause.OPERATOR, 3.0) == []
+    assert phases(fleet)[I0] is Phase.TERMINATING
+    fleet.on_emptied(I0, 4.0)
+    assert fleet.on_terminate(I0, Cause.OPERATOR, 5.0) == []
+    assert fleet.wanted == wanted
+
+
+def test_what_a_rolling_restart_replaces_is_not_drained_besides() -> None:
+    fleet = serving()
+    fleet.on_restart(2.0, has_surge=False)
+    (replaced,) = fleet.in_phase(Phase.TERMINATING)
+    with pytest.raises(FleetError, match="is being emptied already: a rolling restart replaces it"):
+        fleet.on_terminate(replaced, Cause.OPERATOR, 3.0)
 
 
 def test_an_instance_that_does_not_serve_yet_cannot_be_drained() -> None:

@@ -219,16 +219,19 @@ class Fleet:
         self, instance_id: InstanceId, cause: Cause, now_s: float
     ) -> list[FleetEffect]:
         """Empty the instance and end it. If auto-scaling needs one instance less, and a start waits
-        for a place or for another attempt, that start is given up instead.
+        for a place or for another attempt, that start is given up instead. A second order of an
+        operator's, whose command was perhaps interrupted, changes nothing.
 
         Raises:
             UnknownInstanceError: there is no such instance.
-            FleetError: it is being emptied already, or is the last one that takes requests, or
-                auto-scaling would leave fewer than the minimum.
+            FleetError: it is being emptied for another reason, or is the last one that takes
+                requests, or auto-scaling would leave fewer than the minimum.
         """
         member = self._member(instance_id)
         if member.phase in (Phase.TERMINATING, Phase.CLOSING):
             assert member.cause is not None
+            if member.cause is cause is Cause.OPERATOR:
+                return []
             raise FleetError(f"{instance_id} is being emptied already: {member.cause.value}")
         if member.phase in (Phase.STARTING, Phase.WARM):
             raise FleetError(f"{instance_id} does not serve yet: there is nothing to drain")
