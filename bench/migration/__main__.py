@@ -65,6 +65,9 @@ PARTS = ("downtime", "cost")
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
+    if options.report:
+        _write_page()
+        return 0
     plan = QUICK if options.quick else _plan(options)
     served = Served(options.model, tuple(shlex.split(options.engine_options)))
     folder = UNFINISHED / "quick" if options.quick else options.results
@@ -94,6 +97,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     plan = Plan()
     parser.add_argument("--quick", action="store_true", help="a few cells, kept out of the results")
+    parser.add_argument(
+        "--report", action="store_true", help="measure nothing; write the page again"
+    )
     parser.add_argument(
         "--model", metavar="FOLDER", help="a model's files in place of the small model's"
     )
@@ -206,7 +212,8 @@ class _Benchmark:
         self._unfinished.forget()
         self._say(f"written: {path}")
         self._say_goals(goals(rows))
-        self._write_page()
+        if self._writes_page():
+            _write_page()
         document = results_io.read(self._name, self._folder)
         try:
             migration_report.plot(document, path.with_suffix(".svg"))
@@ -254,7 +261,8 @@ class _Benchmark:
         path = results_io.write(name, self._config, rows + found, self._folder)
         self._say(f"written: {path}")
         self._say_goals(cost_goals(found))
-        self._write_page()
+        if self._writes_page():
+            _write_page()
 
     async def _measure_copy(self, name: str, transport: TransportConfig) -> Any:
         self._say(f"copying: {name}")
@@ -277,21 +285,6 @@ class _Benchmark:
         await driver.start()
         return driver
 
-    def _write_page(self) -> None:
-        """Update the page's tables from all existing results."""
-        if not self._writes_page():
-            return
-        try:
-            document = results_io.read("migration")
-        except FileNotFoundError:
-            return
-        try:
-            cost = results_io.read("migration_cost")
-        except FileNotFoundError:
-            cost = None
-        text = migration_report.markdown(document, cost)
-        write_marked(PAGE, "sterna bench migration", text)
-
     def _writes_page(self) -> bool:
         return self._folder.resolve() == results_io.RESULTS and self._name == "migration"
 
@@ -299,6 +292,20 @@ class _Benchmark:
         for goal in found:
             mark = "reached" if goal.is_reached else "MISSED "
             self._say(f"{mark} {goal.name}: {goal.found}; {goal.bound}")
+
+
+def _write_page() -> None:
+    """Update the page's tables from all results that there are."""
+    try:
+        document = results_io.read("migration")
+    except FileNotFoundError:
+        return
+    try:
+        cost = results_io.read("migration_cost")
+    except FileNotFoundError:
+        cost = None
+    text = migration_report.markdown(document, cost)
+    write_marked(PAGE, "sterna bench migration", text)
 
 
 def _config(plan: Plan, served: Served, dtype: str) -> dict[str, Any]:
