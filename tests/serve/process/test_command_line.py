@@ -91,6 +91,12 @@ def config_file(tmp_path: Path) -> Callable[[str], str]:
             ["--served-model-name", "tern", "org/model"],
             "--served-model-name takes org/model as well: name the model before it, or by --model",
         ),
+        (
+            ["--api-key", "bird", "org/model", "--instances", "2"],
+            "--api-key takes more than one word: name the model before it, or by --model",
+        ),
+        (["--api-kye", "bird"], "unrecognized arguments: --api-kye (did you mean --api-key?)"),
+        (["--hf-tokn=bird"], "unrecognized arguments: --hf-tokn (did you mean --hf-token?)"),
         (["--port", "0"], "--port 0: choose a port in [1, 65535]"),
         (["/no/such/model"], "model /no/such/model is not there"),
         (["--instances", "0"], "instances must be at least 1, not 0"),

@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import MISSING, fields
@@ -84,10 +85,13 @@ RANK_OPTIONS = _names(
 )
 """Options about the ranks of an instance that vLLM checks against each other or against devices."""
 
-_NO_MODEL = re.compile(r"-.*|true|false|\d+", re.IGNORECASE)
+_NO_MODEL = re.compile(r"-.*|true|false|\d+|.*[={].*", re.IGNORECASE)
 """What no model is called, and may be the second value of an option that takes one."""
 
 UNKNOWN_OPTIONS = "unrecognized arguments: "
+
+KEY_OPTIONS = ("--api-key", "--hf-token")
+"""Their values are in no message."""
 """Beginning of argparse's message about unknown options."""
 
 
@@ -119,15 +123,18 @@ class ServeParser(FlexibleArgumentParser):
             ConfigurationError: always.
         """
         if message.startswith(UNKNOWN_OPTIONS):
-            message += self._meant_instead(message.removeprefix(UNKNOWN_OPTIONS).split())
+            unknown = message.removeprefix(UNKNOWN_OPTIONS)
+            message = UNKNOWN_OPTIONS + self._with_what_was_meant(unknown)
         raise ConfigurationError(message)
 
-    def _meant_instead(self, unknown: list[str]) -> str:
-        if not unknown[0].startswith("-"):
-            return " (name one model: sterna serve MODEL [options])"
-        name = unknown[0].split("=")[0].replace("_", "-")
-        close = difflib.get_close_matches(name, self.serve_options, n=1)
-        return f" (did you mean {close[0]}?)" if close else ""
+    def _with_what_was_meant(self, unknown: str) -> str:
+        if not unknown.startswith("-"):
+            return f"{unknown} (name one model: sterna serve MODEL [options])"
+        name = unknown.split()[0].partition("=")[0]
+        close = difflib.get_close_matches(name.replace("_", "-"), self.serve_options, n=1)
+        if not close:
+            return unknown
+        return f"{name if close[0] in KEY_OPTIONS else unknown} (did you mean {close[0]}?)"
 
 
 def make_serve_parser() -> tuple[ServeParser, argparse.ArgumentParser]:
@@ -183,24 +190,31 @@ def parse_serve(
         model = model or model_in_file or default_model
         args: argparse.Namespace = parser.parse_args([arguments[0], model, *in_file, *options])
         if parser.takes_model_behind and args.model_tag == model and model == default_model:
-            _check_last_word(serve_parser, options)
+            _check_several_words(serve_parser, options)
     except (ValueError, TypeError, argparse.ArgumentTypeError) as error:
         raise ConfigurationError(str(error)) from error
     return args
 
 
-def _check_last_word(serve_parser: argparse.ArgumentParser, options: Sequence[str]) -> None:
-    """Refuse a last word that an option with several values has taken: it may be the model."""
+def _check_several_words(serve_parser: argparse.ArgumentParser, options: Sequence[str]) -> None:
+    """Refuse a last word that an option with several values has taken: it may be the model. So may
+    be each but the first after an option with keys, which would give who knows the model's name the
+    rights of an operator."""
     places = [place for place, word in enumerate(options) if word.startswith("-")]
-    if not places:
-        return
-    name, has_value, _ = options[places[-1]].partition("=")
-    num_values = len(options) - 1 - places[-1] + bool(has_value)
-    action = serve_parser._option_string_actions.get(name.replace("_", "-"))
-    if action is not None and action.nargs in ("+", "*") and num_values > 1:
-        raise ConfigurationError(
-            f"{name} takes {options[-1]} as well: name the model before it, or by --model"
-        )
+    for place, end in itertools.pairwise((*places, len(options))):
+        name, has_value, _ = options[place].partition("=")
+        num_values = end - 1 - place + bool(has_value)
+        option = name.replace("_", "-")
+        action = serve_parser._option_string_actions.get(option)
+        takes_several = action is not None and action.nargs in ("+", "*")
+        is_key, is_last = option in KEY_OPTIONS, end == len(options)
+        if not (takes_several and num_values > 1 and (is_key or is_last)):
+            continue
+        if not _NO_MODEL.fullmatch(options[end - 1]):
+            taken = "more than one word" if is_key else f"{options[end - 1]} as well"
+            raise ConfigurationError(
+                f"{name} takes {taken}: name the model before it, or by --model"
+            )
 
 
 def _without_config(options: list[str]) -> tuple[list[str], str | None]:
