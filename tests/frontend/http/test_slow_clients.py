@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 import socket
-import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -29,7 +28,7 @@ from sterna.frontend.http.slow_clients import (
     bounded_head,
     with_limits,
 )
-from sterna.frontend.http.tls import behind_tls
+from sterna.frontend.http.tls import Certificates, behind_tls
 from tests.clocks import SkippingLoop, run_skipping
 
 HANG_S = 60.0
@@ -81,7 +80,7 @@ async def served(
     reader_s: float = HANG_S,
     max_connections: int = 100,
     hang_s: float = HANG_S,
-    context: ssl.SSLContext | None = None,
+    tls: Certificates | None = None,
     handshake_s: float = HANG_S,
 ) -> AsyncIterator[tuple[Application, int]]:
     application = Application()
@@ -89,9 +88,9 @@ async def served(
     config.load()
     connection_limit = ConnectionLimit(max_connections)
     config.http_protocol_class = with_limits(protocol, connection_limit, head_s, reader_s)
-    if context is not None:
+    if tls is not None:
         config.http_protocol_class = behind_tls(
-            config.http_protocol_class, context, connection_limit, handshake_s
+            config.http_protocol_class, tls, connection_limit, handshake_s
         )
     server = uvicorn.Server(config)
     server.capture_signals = contextlib.nullcontext

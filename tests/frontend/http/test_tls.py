@@ -20,7 +20,7 @@ import uvloop
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from sterna.frontend.http.tls import reload_certificates
+from sterna.frontend.http.tls import Certificates, reload_certificates
 from tests.clocks import SkippingLoop, run_skipping
 from tests.frontend.http.test_slow_clients import (
     LARGE,
@@ -53,9 +53,13 @@ def new_certificate(folder: Path) -> Path:
 
 
 @pytest.fixture
-def context(certificate: Path) -> ssl.SSLContext:
+def certificates(certificate: Path) -> Certificates:
+    return Certificates(lambda: server_context(certificate))
+
+
+def server_context(certificate: Path, key: Path | None = None) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate)
+    context.load_cert_chain(certificate, key)
     return context
 
 
@@ -97,10 +101,10 @@ async def dial_tls(
 
 @both
 def test_through_tls_requests_are_answered(
-    protocol: type[Any], context: ssl.SSLContext, trusting: ssl.SSLContext, run: Run
+    protocol: type[Any], certificates: Certificates, trusting: ssl.SSLContext, run: Run
 ) -> None:
     async def test() -> None:
-        async with served(protocol, context=context) as (_, port):
+        async with served(protocol, tls=certificates) as (_, port):
             reader, writer = await dial_tls(port, trusting)
             for _ in range(3):
                 writer.write(SHORT)
@@ -135,10 +139,10 @@ def said_at_once(port: int, trusting: ssl.SSLContext) -> bytes:
 
 @both
 def test_a_request_that_comes_with_the_end_of_the_handshake_is_not_lost(
-    protocol: type[Any], context: ssl.SSLContext, trusting: ssl.SSLContext, run: Run
+    protocol: type[Any], certificates: Certificates, trusting: ssl.SSLContext, run: Run
 ) -> None:
     async def test() -> None:
-        async with served(protocol, context=context) as (_, port):
+        async with served(protocol, tls=certificates) as (_, port):
             answer = await asyncio.to_thread(said_at_once, port, trusting)
             assert b"200 OK" in answer
 
@@ -150,13 +154,16 @@ def test_a_request_that_comes_with_the_end_of_the_handshake_is_not_lost(
 )
 def test_a_handshake_that_does_not_come_is_not_awaited_for_long(
     beginning: bytes,
-    context: ssl.SSLContext,
+    certificates: Certificates,
     trusting: ssl.SSLContext,
     run: Run,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def test() -> None:
-        async with served(HttpToolsProtocol, context=context, handshake_s=SHORT_S) as (_, port):
+        async with served(HttpToolsProtocol, tls=certificates, handshake_s=SHORT_S) as (
+            _,
+            port,
+        ):
             assert await until_cut(await dial(port, beginning)) == b""
 
     with caplog.at_level(logging.WARNING, "sterna.frontend.http.tls"):
@@ -165,13 +172,16 @@ def test_a_handshake_that_does_not_come_is_not_awaited_for_long(
 
 
 def test_who_has_not_agreed_upon_tls_counts(
-    context: ssl.SSLContext,
+    certificates: Certificates,
     trusting: ssl.SSLContext,
     run: Run,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def test() -> None:
-        async with served(HttpToolsProtocol, context=context, max_connections=3) as (_, port):
+        async with served(HttpToolsProtocol, tls=certificates, max_connections=3) as (
+            _,
+            port,
+        ):
             silent = [await dial(port, b"") for _ in range(3)]
             for _ in range(4):
                 assert await until_cut(await dial(port, b"")) == b""
@@ -189,9 +199,9 @@ def test_who_has_not_agreed_upon_tls_counts(
     assert "file descriptors are short connections=4" in caplog.text
 
 
-def test_who_speaks_no_tls_is_hung_up_on(context: ssl.SSLContext, run: Run) -> None:
+def test_who_speaks_no_tls_is_hung_up_on(certificates: Certificates, run: Run) -> None:
     async def test() -> None:
-        async with served(HttpToolsProtocol, context=context) as (_, port):
+        async with served(HttpToolsProtocol, tls=certificates) as (_, port):
             assert b"HTTP" not in await until_cut(await dial(port, SHORT))
 
     run(test())
@@ -240,16 +250,15 @@ def test_a_certificate_is_read_again_each_time_that_kubernetes_swaps_it(
     """The old one stays while what is there does not fit together."""
     secret = Secret(tmp_path)
     secret.update()
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(secret.certificate, secret.key)
+    certificates = Certificates(lambda: server_context(secret.certificate, secret.key))
     logged = asyncio.Event()
     noted = caplog.filtering(lambda record: logged.set() or True)
 
     async def test() -> None:
-        files = str(secret.certificate), str(secret.key), None
-        reloading = asyncio.create_task(reload_certificates(context, *files, interval_s=0.001))
+        files = str(secret.certificate), str(secret.key)
+        reloading = asyncio.create_task(reload_certificates(certificates, files, interval_s=0.001))
         await asyncio.sleep(0)
-        async with served(HttpToolsProtocol, context=context) as (_, port):
+        async with served(HttpToolsProtocol, tls=certificates) as (_, port):
             shown = ""
             for is_whole in (True, True, False, True):
                 new = secret.update(is_whole=is_whole)
@@ -266,20 +275,68 @@ def test_a_certificate_is_read_again_each_time_that_kubernetes_swaps_it(
     assert caplog.text.count("certificate not read, the one before stays") == 1
 
 
+def test_an_authority_that_was_removed_is_trusted_no_longer(
+    certificate: Path, tmp_path: Path, run: Run
+) -> None:
+    """Clients need a certificate of one of the authorities; here each has its own."""
+    authorities = tmp_path / "authorities.pem"
+    clients = []
+    for name in ("former", "new"):
+        (tmp_path / name).mkdir()
+        own = new_certificate(tmp_path / name)
+        client = ssl.create_default_context(cafile=certificate)
+        client.load_cert_chain(own)
+        clients.append((client, own.with_name("cert.pem").read_text()))
+
+    def demanding() -> ssl.SSLContext:
+        context = server_context(certificate)
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(authorities)
+        return context
+
+    async def is_answered(port: int, client: ssl.SSLContext) -> bool:
+        try:
+            reader, writer = await dial_tls(port, client)
+            writer.write(SHORT)
+            answer = await reader.readuntil(b"short\r\n0\r\n\r\n")
+        except (OSError, asyncio.IncompleteReadError):
+            return False
+        writer.close()
+        return b"200 OK" in answer
+
+    async def test() -> None:
+        (former, its), (new, of_new) = clients
+        authorities.write_text(its)
+        certificates = Certificates(demanding)
+        async with served(HttpToolsProtocol, tls=certificates) as (_, port):
+            assert await is_answered(port, former)
+            assert not await is_answered(port, new)
+            authorities.write_text(of_new)
+            certificates.read_again()
+            assert not await is_answered(port, former)
+            assert await is_answered(port, new)
+
+    run(test())
+
+
 @pytest.mark.slow
 @both
 @pytest.mark.parametrize("header", [b"", b"Connection: close\r\n"])
 def test_through_tls_as_well_nobody_is_cut_who_reads_steadily(
     protocol: type[Any],
     header: bytes,
-    context: ssl.SSLContext,
+    certificates: Certificates,
     trusting: ssl.SSLContext,
 ) -> None:
     """See `test_slow_clients`: time passes on the loop's clock alone."""
 
     async def test(loop: SkippingLoop) -> None:
         async with served(
-            protocol, reader_s=1000.0, hang_s=SKIPPED_S, context=context, handshake_s=SKIPPED_S
+            protocol,
+            reader_s=1000.0,
+            hang_s=SKIPPED_S,
+            tls=certificates,
+            handshake_s=SKIPPED_S,
         ) as (_, port):
             reader, writer = await dial_tls(port, trusting)
             writer.write(LARGE + header + b"\r\n")
@@ -297,7 +354,7 @@ def test_through_tls_as_well_nobody_is_cut_who_reads_steadily(
 def test_nor_is_anybody_waited_for_who_does_not(
     protocol: type[Any],
     header: bytes,
-    context: ssl.SSLContext,
+    certificates: Certificates,
     trusting: ssl.SSLContext,
     run: Run,
     caplog: pytest.LogCaptureFixture,
@@ -306,7 +363,7 @@ def test_nor_is_anybody_waited_for_who_does_not(
     noted = caplog.filtering(lambda record: logged.set() or True)
 
     async def test() -> None:
-        async with served(protocol, reader_s=SHORT_S, context=context) as (_, port):
+        async with served(protocol, reader_s=SHORT_S, tls=certificates) as (_, port):
             reader, writer = await dial_tls(port, trusting)
             writer.write(LARGE + header + b"\r\n")
             await logged.wait()

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import os
 import ssl
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from sterna.frontend.http.slow_clients import HIGH_WATER_BYTES, ConnectionLimit
@@ -24,9 +24,36 @@ RELOAD_INTERVAL_S = 10.0
 """Time between two looks at the files of a certificate."""
 
 
+class Certificates:
+    """The TLS context of new connections, made of files that may change.
+
+    Args:
+        make_context: reads the files.
+
+    Attributes:
+        context: those as they were read last.
+
+    Raises:
+        OSError: the files do not fit together, or cannot be read.
+    """
+
+    def __init__(self, make_context: Callable[[], ssl.SSLContext]) -> None:
+        self._make_context = make_context
+        self.context = make_context()
+
+    def read_again(self) -> None:
+        """Have a new context. Into the one before, the new files could only be added: it would go
+        on trusting an authority that was removed.
+
+        Raises:
+            OSError: as before; the context stays.
+        """
+        self.context = self._make_context()
+
+
 def behind_tls(
     protocol: type[Any],
-    context: ssl.SSLContext,
+    certificates: Certificates,
     connection_limit: ConnectionLimit,
     timeout_s: float,
 ) -> type[Any]:
@@ -39,7 +66,7 @@ def behind_tls(
     """
     attributes = {
         "protocol": protocol,
-        "context": context,
+        "certificates": certificates,
         "connection_limit": connection_limit,
         "timeout_s": timeout_s,
     }
@@ -55,7 +82,7 @@ class _Handshake(asyncio.Protocol):
     """
 
     protocol: type[Any]
-    context: ssl.SSLContext
+    certificates: Certificates
     connection_limit: ConnectionLimit
     timeout_s: float
 
@@ -113,7 +140,7 @@ class _Handshake(asyncio.Protocol):
             self._loop.start_tls(
                 self._transport,
                 self,
-                self.context,
+                self.certificates.context,
                 server_side=True,
                 ssl_handshake_timeout=self.timeout_s,
                 ssl_shutdown_timeout=SHUTDOWN_TIMEOUT_S,
@@ -160,23 +187,15 @@ class _Handshake(asyncio.Protocol):
 
 
 async def reload_certificates(
-    context: ssl.SSLContext,
-    certificate: str,
-    key: str | None,
-    authorities: str | None,
-    interval_s: float = RELOAD_INTERVAL_S,
+    certificates: Certificates, paths: Iterable[str], interval_s: float = RELOAD_INTERVAL_S
 ) -> None:
-    """Read the certificate of a context again whenever its files change; runs until cancelled.
+    """Read the certificates again whenever their files change; runs until cancelled.
 
     vLLM's `SSLCertRefresher` has the kernel watch the files that it finds. Kubernetes puts each new
     version of a Secret beside the old one and swaps a symbolic link: after the first time nothing
     watches the new files.
-
-    Args:
-        certificate, key, authorities: paths; the key may be in the file of the certificate, and
-            authorities are those of clients' certificates.
     """
-    paths = [each for each in (certificate, key, authorities) if each is not None]
+    paths = list(paths)
     read = refused = _versions(paths)
     while True:
         await asyncio.sleep(interval_s)
@@ -184,17 +203,13 @@ async def reload_certificates(
         if found in (read, refused):
             continue
         try:
-            # A certificate without its key, which is still to be written, would spoil the context.
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
-            context.load_cert_chain(certificate, key)
-            if authorities is not None:
-                context.load_verify_locations(authorities)
+            certificates.read_again()
         except OSError as error:
             refused = found
             logger.error("certificate not read, the one before stays error=%s", error)
         else:
             read = refused = found
-            logger.info("certificate read again file=%s", certificate)
+            logger.info("certificate read again file=%s", paths[0])
 
 
 def _versions(paths: Iterable[str]) -> list[tuple[int, int, int] | None]:

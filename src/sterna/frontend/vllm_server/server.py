@@ -11,7 +11,6 @@ import logging
 import resource
 import secrets
 import socket
-import ssl
 import sys
 from argparse import Namespace
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
@@ -25,6 +24,7 @@ import uvicorn
 import vllm.envs as envs
 from fastapi import FastAPI
 from starlette.types import ASGIApp
+from uvicorn.config import create_ssl_context
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.launcher import NoSignalServer, setup_server, watchdog_loop
@@ -59,7 +59,7 @@ from sterna.frontend.http.request_errors import raising_failures
 from sterna.frontend.http.service_tier import admitted_priority
 from sterna.frontend.http.shutdown_gate import Gate
 from sterna.frontend.http.slow_clients import ConnectionLimit, with_limits
-from sterna.frontend.http.tls import behind_tls, reload_certificates
+from sterna.frontend.http.tls import Certificates, behind_tls, reload_certificates
 from sterna.frontend.operators.admin_routes import add_admin_routes
 from sterna.frontend.operators.watchers import Watch
 from sterna.frontend.peers import Peers
@@ -451,15 +451,16 @@ class FrontendServer:
     async def _answer(
         self, door: ASGIApp, app: FastAPI, client: AsyncLLM, sock: socket.socket, watch: Watch
     ) -> None:
-        config, context = _http_config(door, self._args, self._config)
+        config, certificates = _http_config(door, self._args, self._config)
         app.state.server = server = _Server(config, self._listening)
         companions = [
             asyncio.create_task(watchdog_loop(server, client)),
             asyncio.create_task(self._stop_when_told(server, watch)),
         ]
-        if context is not None and self._args.enable_ssl_refresh:
+        if certificates is not None and self._args.enable_ssl_refresh:
             files = self._args.ssl_certfile, self._args.ssl_keyfile, self._args.ssl_ca_certs
-            companions.append(asyncio.create_task(reload_certificates(context, *files)))
+            paths = [each for each in files if each is not None]
+            companions.append(asyncio.create_task(reload_certificates(certificates, paths)))
         try:
             await server.serve(sockets=[sock])
         finally:
@@ -576,9 +577,9 @@ def make_client(args: Namespace, router: Router, queue: QueueLimit) -> ClusterCl
 
 def _http_config(
     app: ASGIApp, args: Namespace, ours: FrontendConfig
-) -> tuple[uvicorn.Config, ssl.SSLContext | None]:
-    """Return uvicorn's configuration as vLLM makes it, with the limits for connections, and the TLS
-    context, which `tls` uses here instead of uvicorn."""
+) -> tuple[uvicorn.Config, Certificates | None]:
+    """Return uvicorn's configuration as vLLM makes it, with the limits for connections, and the
+    certificates, which `tls` uses here instead of uvicorn."""
     log_config = get_uvicorn_log_config(args)
     config = uvicorn.Config(
         app,
@@ -605,12 +606,24 @@ def _http_config(
     config.http_protocol_class = with_limits(
         config.http_protocol_class, connection_limit, door.head_timeout_s, door.reader_timeout_s
     )
-    context, config.ssl = config.ssl, None
-    if context is not None:
-        config.http_protocol_class = behind_tls(
-            config.http_protocol_class, context, connection_limit, door.handshake_timeout_s
+    if not config.is_ssl:
+        return config, None
+    config.ssl = None
+    certificates = Certificates(
+        lambda: create_ssl_context(
+            certfile=args.ssl_certfile,
+            keyfile=args.ssl_keyfile,
+            password=None,
+            ssl_version=config.ssl_version,
+            cert_reqs=args.ssl_cert_reqs,
+            ca_certs=args.ssl_ca_certs,
+            ciphers=args.ssl_ciphers or config.ssl_ciphers,
         )
-    return config, context
+    )
+    config.http_protocol_class = behind_tls(
+        config.http_protocol_class, certificates, connection_limit, door.handshake_timeout_s
+    )
+    return config, certificates
 
 
 def _check_name(name: str, parameter: str) -> None:
