@@ -13,6 +13,12 @@ from sterna.engine.cpu_cores import num_usable_cores, physical_cores, take_core
 from sterna.folders import users_folder
 
 
+@pytest.fixture(autouse=True)
+def no_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the tests run in one."""
+    monkeypatch.setattr(cpu_cores, "FIRST_NAMESPACE", os.stat(cpu_cores.PID_NAMESPACE).st_ino)
+
+
 @pytest.fixture
 def four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_cores, "physical_cores", lambda: [0, 2, 4, 6])
@@ -36,6 +42,7 @@ def test_the_core_of_a_process_that_dies_is_free(tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from sterna.engine import cpu_cores; "
         "cpu_cores.physical_cores = lambda: [0]; "
+        f"cpu_cores.FIRST_NAMESPACE = {cpu_cores.FIRST_NAMESPACE}; "
         f"held = cpu_cores.take_core(Path({str(tmp_path)!r})); "
         "print(held.number, flush=True); sys.stdin.read()"
     )
@@ -51,6 +58,18 @@ def test_the_core_of_a_process_that_dies_is_free(tmp_path: Path) -> None:
     first = take_core(tmp_path)
     assert first is not None
     assert first.number == 0
+
+
+@pytest.mark.usefixtures("four_cores")
+@pytest.mark.parametrize(("num_cores", "number"), [(8, 0), (4, None)])
+def test_in_a_container_only_cores_of_its_own_are_taken(
+    num_cores: int, number: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_cores, "FIRST_NAMESPACE", 1)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 2, 4, 6})
+    monkeypatch.setattr(os, "cpu_count", lambda: num_cores)
+    held = take_core(tmp_path)
+    assert (held and held.number) == number
 
 
 def test_a_link_in_place_of_a_lock_is_not_followed(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
 A thread that computes all the time loses a few percent of it when the scheduler of the operating
 system moves it about, or has it share a core with a front end. vLLM binds its threads, too, but
 knows of one engine alone: here several engines, and several servers of a user, share a machine. A
-core is taken by a lock on a file, which the kernel releases at the end of the process.
+core is taken by a lock on a file, which the kernel releases at the end of the process. Containers
+do not see each other's locks: in one no core is taken, unless it has cores of its own.
 """
 
 import contextlib
@@ -23,6 +24,9 @@ QUOTAS = (
 in each period, and the period."""
 
 SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+
+PID_NAMESPACE, FIRST_NAMESPACE = "/proc/self/ns/pid", 0xEFFF_FFFC
+"""A file whose number is this one outside of containers."""
 
 logger = logging.getLogger(__name__)
 
@@ -88,12 +92,16 @@ class HeldCore:
 
 
 def take_core(parent: Path | None = None) -> HeldCore | None:
-    """Take a core that no other engine of this user has; None where none is left.
+    """Take a core that no other engine of this user has; None where none is left, or where engines
+    of other containers may have it.
 
     Args:
         parent: of the folder of the lock files; by default the temporary folder.
     """
     try:
+        if _shares_all_cores():
+            logger.info("engine is not bound to a core reason=the container may use all of them")
+            return None
         folder = users_folder("cores", parent)
         for number in physical_cores():
             if (lock := lock_file(folder / str(number))) is not None:
@@ -101,3 +109,9 @@ def take_core(parent: Path | None = None) -> HeldCore | None:
     except OSError as error:
         logger.warning("engine is not bound to a core error=%s", error)
     return None
+
+
+def _shares_all_cores() -> bool:
+    """Whether this is a container that may use all processors, as others on the machine may."""
+    is_container = os.stat(PID_NAMESPACE).st_ino != FIRST_NAMESPACE
+    return is_container and len(os.sched_getaffinity(0)) == os.cpu_count()
