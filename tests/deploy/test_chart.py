@@ -250,6 +250,8 @@ def test_with_a_certificate_probes_and_prometheus_speak_tls() -> None:
             assert container[probe]["httpGet"] == {
                 **{"path": "/health", "port": "http", "scheme": "HTTPS"}
             }
+            # A front end that reads a large body answers nothing for up to two seconds.
+            assert container[probe]["timeoutSeconds"] == 5
         (mount,) = (each for each in container["volumeMounts"] if each["name"] == "tls")
         assert mount == {"name": "tls", "mountPath": "/etc/sterna-tls", "readOnly": True}
         annotations = deployment["spec"]["template"]["metadata"]["annotations"]

@@ -34,6 +34,13 @@ def container_of(deployment: dict[str, Any]) -> dict[str, Any]:
     return container
 
 
+def test_a_large_body_does_not_take_the_pod_out_of_its_service(deployment: dict[str, Any]) -> None:
+    """A front end answers nothing while it reads one, for up to two seconds."""
+    container = container_of(deployment)
+    asked = [each for each in container.values() if isinstance(each, dict) and "httpGet" in each]
+    assert [each["timeoutSeconds"] for each in asked] == [5, 5]
+
+
 @pytest.mark.parametrize("path", IMAGES, ids=lambda path: path.name)
 def test_hadolint_finds_nothing(path: Path) -> None:
     program = shutil.which("hadolint", path=str(Path(sys.executable).parent))
