@@ -5,6 +5,7 @@ import math
 import re
 from collections import Counter
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -75,6 +76,20 @@ def test_the_cost_beside_plain_vllm_is_what_was_measured() -> None:
         f"core {found[f'{load}, saturated, a core busy: throughput']}. "
         f"Time of a token at half the rate: {found[f'{load}, half the rate: TPOT']}. "
     ) in row("One instance beside plain")
+
+
+def test_the_costs_of_the_http_process_and_without_requests_are_those_that_were_measured() -> None:
+    costs, overhead = results_io.read("front_end")["summary"], results_io.read("overhead")
+    idle = [
+        each["idle_cores"]
+        for each in overhead["rows"]
+        if each["side"] == "vllm" and each["load"] == "idle"
+    ]
+    assert (
+        f" A token takes {costs['sterna_token_us']:.1f} us of processor time, vLLM's server "
+        f"{costs['vllm_token_us']:.1f}. Idle {100 * overhead['summary']['idle_cores']:.1f} % of a "
+        f"core, vLLM {100 * median(idle):.1f} %. "
+    ) in row("The same: its HTTP process")
 
 
 def test_what_chaos_found_is_what_it_found() -> None:
