@@ -5,13 +5,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from sterna.transport.fences import FenceWaiter
 from tests.transport.planes import WAIT_S, Gate
 
+CPU = torch.device("cpu")
+
 
 def test_calls_come_in_the_order_of_the_fences_each_when_its_own_has_passed() -> None:
-    waiter, steps = FenceWaiter(), Gate()
+    waiter, steps = FenceWaiter(CPU), Gate()
     fence: Any = SimpleNamespace(synchronize=steps.pass_through)
     calls: queue.SimpleQueue[str] = queue.SimpleQueue()
     for name in ("first", "second"):
@@ -36,11 +39,25 @@ def test_a_fence_on_a_gpu_that_has_failed_counts_as_passed(
     def fail() -> None:
         raise RuntimeError("an illegal memory access was encountered")
 
-    waiter = FenceWaiter()
+    waiter = FenceWaiter(CPU)
     fence: Any = SimpleNamespace(synchronize=fail)
     calls: queue.SimpleQueue[int] = queue.SimpleQueue()
     for number in range(2):
         waiter.call_after(fence, lambda number=number: calls.put(number))
     assert [calls.get(timeout=WAIT_S) for _ in range(2)] == [0, 1]
     assert caplog.text.count("kv fence failed") == 2
+    waiter.close()
+
+
+def test_the_thread_that_waits_uses_the_gpu_of_its_steps_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With several ranks it would make a context on the first one, for which no memory is left."""
+    calls: queue.SimpleQueue[object] = queue.SimpleQueue()
+    monkeypatch.setattr(torch.cuda, "set_device", calls.put)
+    device = torch.device("cuda", 3)
+    waiter = FenceWaiter(device)
+    fence: Any = SimpleNamespace(synchronize=lambda: calls.put("waits"))
+    waiter.call_after(fence, lambda: calls.put("called"))
+    assert [calls.get(timeout=WAIT_S) for _ in range(3)] == [device, "waits", "called"]
     waiter.close()

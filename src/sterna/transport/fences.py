@@ -17,7 +17,12 @@ class FenceWaiter:
     sleeps meanwhile, waits for each in turn.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        """
+        Args:
+            device: that of the steps.
+        """
+        self._device = device
         self._waiting: queue.SimpleQueue[tuple[torch.cuda.Event, Callable[[], None]] | None] = (
             queue.SimpleQueue()
         )
@@ -36,6 +41,9 @@ class FenceWaiter:
         self._waiting.put(None)
 
     def _run(self) -> None:
+        if self._device.type == "cuda":
+            # Else the first wait would leave a context, with its memory, on GPU 0.
+            torch.cuda.set_device(self._device)
         while (waiting := self._waiting.get()) is not None:
             fence, call = waiting
             try:

@@ -77,7 +77,7 @@ class _Plane:
             idle_timeout_s=config.idle_timeout_s,
         )
         self._begin_timeout_s = config.begin_timeout_s
-        self._fences = FenceWaiter()
+        self._fences = FenceWaiter(cache.device)
         self._endpoint = f"{self._wire.kind}://{address}/{self._context.token}"
         self._lock = threading.Lock()
         # Set by the thread of the engine's steps, taken by the one that sends; in order of age.
