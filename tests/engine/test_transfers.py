@@ -55,7 +55,7 @@ class Plane:
     def send(
         self, transfer: Transfer, endpoint: str, block_ids: BlockIds, *, is_paced: bool
     ) -> None:
-        self.told.put((transfer, endpoint, block_ids))
+        self.told.put((transfer, endpoint, block_ids, is_paced))
 
     def receive(
         self, transfer: Transfer, block_ids: BlockIds, on_armed: Callable[[], None]
@@ -107,6 +107,8 @@ def play(
     scenario: Callable[[Ranks], Awaitable[None]],
     shards: Shards = SHARDS,
     expected: BlockIds = ((4,),),
+    *,
+    is_last: bool = True,
 ) -> list[CopyEvent]:
     """Copy one stage from here and expect another, and play on; returns what was told."""
 
@@ -116,7 +118,8 @@ def play(
         ranks.transfers.start()
         try:
             ranks.transfers.send(M, 1, [[3]], ("theirs 0", "theirs 1"), is_paced=True)
-            assert await ranks.transfers.expect(M, 2, expected) == ("rank 0", "rank 1")
+            receivers = await ranks.transfers.expect(M, 2, expected, is_last=is_last)
+            assert receivers == ("rank 0", "rank 1")
             await scenario(ranks)
             return ranks.told
         finally:
@@ -159,7 +162,7 @@ async def forward(ranks: Ranks) -> list[Any]:
     first, second = (server.plane for server in ranks.servers)
     # Nothing was asked of the second rank: it holds what the first does.
     assert [first.told.get(), first.told.get()] == [
-        (LEAVING, "theirs 0", [[3]]),
+        (LEAVING, "theirs 0", [[3]], True),
         (COMING, [[4, 5]]),
     ]
     await ranks.report(ARRIVED, None)
@@ -167,15 +170,18 @@ async def forward(ranks: Ranks) -> list[Any]:
     return [await asyncio.to_thread(plane.told.get) for plane in (second, first)]
 
 
-def test_what_ranks_hold_alike_is_sent_to_the_first_which_forwards_it() -> None:
+@pytest.mark.parametrize("is_last", [False, True])
+def test_what_ranks_hold_alike_is_sent_to_the_first_which_forwards_it(is_last: bool) -> None:
+    """A bulk stage leaves the memory bus to the engine there, too."""
+
     async def scenario(ranks: Ranks) -> None:
-        assert await forward(ranks) == [(HOP, [[4]]), (HOP, "rank 1", [[4]])]
+        assert await forward(ranks) == [(HOP, [[4]]), (HOP, "rank 1", [[4]], not is_last)]
         assert ranks.told == []
         await ranks.report(Sent(HOP, 4096, 0.25), FORWARDED)
         # The only rank that sends has sent.
         await ranks.report(SENT, None)
 
-    assert play(scenario, ALIKE, [[4, 5]]) == [StageReceived(2)]
+    assert play(scenario, ALIKE, [[4, 5]], is_last=is_last) == [StageReceived(2)]
 
 
 @pytest.mark.parametrize("events", [(UNFORWARDED, LOST_HOP), (None, LOST_HOP), (UNFORWARDED, None)])
@@ -235,7 +241,7 @@ def test_a_stage_is_reserved_when_the_steps_that_may_write_to_its_blocks_have_en
         ranks.transfers.open(ranks, SHARDS, "the KV format")
         ranks.transfers.start()
         try:
-            expecting = asyncio.create_task(ranks.transfers.expect(M, 2, [[4]]))
+            expecting = asyncio.create_task(ranks.transfers.expect(M, 2, [[4]], is_last=True))
             await asyncio.sleep(0)
             # The ranks have heard of the stage, and carry out what comes after it.
             await ranks.transfers.stop(OTHER)
@@ -256,7 +262,7 @@ def test_a_stage_is_reserved_when_the_steps_that_may_write_to_its_blocks_have_en
 
 def test_a_plane_that_breaks_is_a_failure_of_the_engine() -> None:
     async def scenario(ranks: Ranks) -> None:
-        expecting = asyncio.create_task(ranks.transfers.expect(OTHER, 1, [[99]]))
+        expecting = asyncio.create_task(ranks.transfers.expect(OTHER, 1, [[99]], is_last=True))
         failure = await ranks.failure
         assert "failed: TransportError('there is no block 99')" in str(failure)
         expecting.cancel()

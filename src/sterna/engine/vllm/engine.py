@@ -512,7 +512,9 @@ class VllmEngine:
             return ReserveFailed(effect.stage, blocks)
         if effect.num_blocks == 0:
             blocks = []
-        receivers = await self._transfers.expect(effect.migration_id, effect.stage, blocks)
+        receivers = await self._transfers.expect(
+            effect.migration_id, effect.stage, blocks, is_last=effect.is_last
+        )
         return BlocksReserved(effect.stage, receivers)
 
     async def _prepare(self, effect: ReserveBlocks, arriving: bytes) -> Reason | None:

@@ -146,19 +146,21 @@ class Transfers:
         self._link.send_to_all(StopTransfers(migration_id))
 
     async def expect(
-        self, migration_id: MigrationId, stage: int, block_ids: BlockIds
+        self, migration_id: MigrationId, stage: int, block_ids: BlockIds, *, is_last: bool
     ) -> tuple[str, ...]:
         """Make the ranks expect the stage; returns their endpoints when all do.
 
         Args:
             block_ids: () for a stage that does not come; there may be no block in any group.
+            is_last: a request waits for it.
         """
         if not block_ids:
             return self._endpoints
         transfer = Transfer(migration_id, stage)
         leads, hops = self._shards.leads, self._shards.hops
         self._armed[transfer] = armed = _Countdown(len(leads))
-        self._arriving[transfer] = _Arriving(block_ids, _Countdown(len(leads) + len(hops)))
+        left = _Countdown(len(leads) + len(hops))
+        self._arriving[transfer] = _Arriving(block_ids, is_last, left)
         for rank in leads:
             ids = self._shards.part(block_ids, rank, rank)
             self._link.send_to(rank, ReceiveStage(transfer, ids))
@@ -246,7 +248,8 @@ class Transfers:
             return
         lead, rank = transfer.hop
         ids = self._shards.part(arriving.came[lead], lead, rank)
-        self._link.send_to(lead, SendStage(transfer, self._endpoints[rank], ids, is_paced=False))
+        is_paced = not arriving.is_last
+        self._link.send_to(lead, SendStage(transfer, self._endpoints[rank], ids, is_paced))
 
     def _lose(self, transfer: Transfer) -> None:
         """Fail the stage of a transfer to or within this instance."""
@@ -296,11 +299,13 @@ class _Arriving:
 
     Attributes:
         block_ids: where it is to go.
+        is_last: a request waits for it; others are forwarded as bulk copies.
         left: transfers to ranks, from the source and by hops.
         came: the blocks that a lead has received.
     """
 
     block_ids: BlockIds
+    is_last: bool
     left: _Countdown
     came: dict[int, BlockIds] = field(default_factory=dict)
 
