@@ -157,17 +157,20 @@ def test_the_bytes_that_ranks_send_to_another_instance_are_counted() -> None:
     assert num_bytes == [SENT.copy_bytes], "what ranks of one instance send each other is not"
 
 
-async def forward(ranks: Ranks) -> list[Any]:
-    """Let what both ranks hold arrive at the first; returns its commands to forward it."""
+async def forward(ranks: Ranks) -> tuple[Any, ...]:
+    """Let what both ranks hold arrive at the first; returns its command to forward it."""
     first, second = (server.plane for server in ranks.servers)
-    # Nothing was asked of the second rank: it holds what the first does.
-    assert [first.told.get(), first.told.get()] == [
+    # Both ranks are ready, so that nothing waits for steps once the source has sent.
+    assert second.told.get_nowait() == (HOP, [[4, 5]])
+    assert [first.told.get_nowait(), first.told.get_nowait()] == [
         (LEAVING, "theirs 0", [[3]], True),
         (COMING, [[4, 5]]),
     ]
     await ranks.report(ARRIVED, None)
     # Fewer blocks came than were expected.
-    return [await asyncio.to_thread(plane.told.get) for plane in (second, first)]
+    command: tuple[Any, ...] = await asyncio.to_thread(first.told.get)
+    assert second.told.empty()
+    return command
 
 
 @pytest.mark.parametrize("is_last", [False, True])
@@ -175,7 +178,7 @@ def test_what_ranks_hold_alike_is_sent_to_the_first_which_forwards_it(is_last: b
     """A bulk stage leaves the memory bus to the engine there, too."""
 
     async def scenario(ranks: Ranks) -> None:
-        assert await forward(ranks) == [(HOP, [[4]]), (HOP, "rank 1", [[4]], not is_last)]
+        assert await forward(ranks) == (HOP, "rank 1", [[4]], not is_last)
         assert ranks.told == []
         await ranks.report(Sent(HOP, 4096, 0.25), FORWARDED)
         # The only rank that sends has sent.
@@ -195,11 +198,29 @@ def test_a_stage_whose_hop_has_failed_has_failed(events: tuple[PlaneEvent | None
 
 def test_a_stage_that_was_stopped_is_not_forwarded() -> None:
     async def scenario(ranks: Ranks) -> None:
+        told = ranks.servers[0].plane.told
+        told.get_nowait(), told.get_nowait()
         await ranks.transfers.stop(M)
         await ranks.report(ARRIVED, None)
-        assert ranks.servers[1].plane.told.empty()
+        assert told.empty()
 
     assert play(scenario, ALIKE) == []
+
+
+def test_a_stage_that_has_failed_is_not_forwarded_and_expected_until_it_is_stopped() -> None:
+    """Other ranks wait for their part, and must do so no longer when its request is adopted."""
+
+    async def scenario(ranks: Ranks) -> None:
+        told = ranks.servers[0].plane.told
+        told.get_nowait(), told.get_nowait()
+        await ranks.report(LOST, None)
+        await ranks.report(ARRIVED, LOST_HOP)
+        assert told.empty()
+        assert ranks.transfers.is_expecting(M)
+        await ranks.transfers.stop(M)
+        assert not ranks.transfers.is_expecting(M)
+
+    assert play(scenario, ALIKE) == [StageFailed(2)]
 
 
 def test_nothing_is_told_of_a_migration_that_was_stopped() -> None:

@@ -1,10 +1,12 @@
 """Transfers that are refused or fail between planes of one process, and what their owners hear."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from sterna.errors import ProtocolError, TransportError
-from sterna.transport.data_plane import Arrived, ReceiveFailed, SendFailed, Sent, Stopped
+from sterna.transport.data_plane import Arrived, Hop, ReceiveFailed, SendFailed, Sent, Stopped
 from sterna.transport.ledger import Copy
 from sterna.transport.wires.waiting import Waker
 from sterna.types import MigrationId
@@ -199,6 +201,17 @@ def test_a_transfer_may_begin_later_than_it_may_pause(world: World) -> None:
     assert destination.next_event() == ReceiveFailed(stage("begun"), "no progress for 0.1 s")
     assert not destination.has_events()
     waker.close()
+
+
+def test_a_hop_may_begin_at_any_time(world: World) -> None:
+    """It is due when its lead has the stage, and a bulk stage may take longer than the timeout."""
+    destination = world.node(timeout_s=0.1, begin_timeout_s=0.1)
+    destination.receive(replace(stage("m"), hop=Hop(0, 1)), [0])
+    destination.receive(stage("late"), [1])
+    failed = destination.next_event()
+    assert isinstance(failed, ReceiveFailed)
+    assert failed.transfer == stage("late")
+    assert not destination.has_events()
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import itertools
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from sterna.transport import sender
-from sterna.transport.data_plane import Sent, Stopped
+from sterna.transport.data_plane import Hop, Sent, Stopped
 from sterna.transport.memory import staging
 from sterna.transport.memory.chunks import Tile
 from sterna.transport.memory.layout import KvCache
@@ -81,6 +82,22 @@ def test_only_the_last_stage_of_a_marked_migration_waits_for_the_marked_steps(
     assert waited == [2, 0, 3, 4]
     source.plane.close()
     destination.plane.close()
+
+
+def test_a_hop_waits_for_no_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lead's copy of the stage has waited for those that might have written to its blocks."""
+    lead, other = Node("tcp"), Node("tcp")
+    fences: list[str] = []
+    monkeypatch.setattr(lead.cache, "fence", lambda: fences.append("taken"))
+    hop = replace(stage("m"), hop=Hop(0, 1))
+    for is_paced in (False, True):
+        other.receive(hop, [0])
+        lead.send(hop, other, [4], is_paced=is_paced)
+        assert isinstance(lead.next_event(), Sent)
+        other.next_event()
+    assert fences == []
+    lead.plane.close()
+    other.plane.close()
 
 
 @pytest.mark.cuda

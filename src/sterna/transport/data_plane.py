@@ -101,7 +101,8 @@ class DataPlane(Protocol):
 
         Paced transfers leave the memory bus to the engine for part of the time
         (`TransportConfig.bandwidth_share`); last stages and prefixes, for which requests wait, are
-        not paced. Outcome: Sent or SendFailed, unless stopped.
+        not paced. A hop waits for no steps: the stage itself has. Outcome: Sent or SendFailed,
+        unless stopped.
         """
 
     def mark_steps(self, migration_id: MigrationId) -> None:
@@ -114,7 +115,8 @@ class DataPlane(Protocol):
     ) -> None:
         """Expect the transfer and scatter it into the blocks. Outcome: Arrived or ReceiveFailed,
         unless stopped. A transfer that is not expected is refused; its sender gets SendFailed. The
-        source may begin late (`TransportConfig.begin_timeout_s`).
+        source may begin late (`TransportConfig.begin_timeout_s`), and a hop at any time, since its
+        lead has to receive the stage before.
 
         Args:
             on_armed: called, in any case and on any thread, when the steps that are queued now have

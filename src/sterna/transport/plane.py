@@ -99,8 +99,7 @@ class _Plane:
     def send(
         self, transfer: Transfer, endpoint: str, block_ids: BlockIds, *, is_paced: bool
     ) -> None:
-        mark = None if is_paced else self._marks.get(transfer.migration_id)
-        fence = self._cache.fence() if mark is None else mark
+        fence = self._fence_of_steps(transfer, is_paced)
         copy = self._add(Side.SOURCE, transfer, block_ids, is_paced, fence)
         if not is_paced:
             self._marks.pop(transfer.migration_id, None)
@@ -123,6 +122,14 @@ class _Plane:
                 self._context.ledger.fail(copy, f"cannot connect to {peer.address}: {error}")
                 return
             self._senders[endpoint] = sender
+
+    def _fence_of_steps(self, transfer: Transfer, is_paced: bool) -> "torch.cuda.Event | None":
+        """The steps that a copy from here waits for."""
+        if transfer.hop is not None:
+            # The copy to here has waited: no step writes to the blocks any longer.
+            return None
+        mark = None if is_paced else self._marks.get(transfer.migration_id)
+        return self._cache.fence() if mark is None else mark
 
     def mark_steps(self, migration_id: MigrationId) -> None:
         fence = self._cache.fence()
@@ -191,6 +198,8 @@ class _Plane:
                     f"{self._cache.num_blocks} blocks"
                 )
         now_s = time.monotonic()
+        # A hop is due only when its lead has the stage, whose failure fails both.
+        is_due = side is Side.DESTINATION and transfer.hop is None
         copy = Copy(
             side=side,
             transfer=transfer,
@@ -199,7 +208,7 @@ class _Plane:
             fence=fence,
             is_paced=is_paced,
             begun_s=now_s,
-            deadline_s=now_s + self._begin_timeout_s if side is Side.DESTINATION else None,
+            deadline_s=now_s + self._begin_timeout_s if is_due else None,
         )
         self._context.ledger.add(copy)
         return copy

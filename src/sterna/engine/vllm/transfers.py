@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -158,12 +158,15 @@ class Transfers:
             return self._endpoints
         transfer = Transfer(migration_id, stage)
         leads, hops = self._shards.leads, self._shards.hops
-        self._armed[transfer] = armed = _Countdown(len(leads))
-        left = _Countdown(len(leads) + len(hops))
-        self._arriving[transfer] = _Arriving(block_ids, is_last, left)
+        num_copies = len(leads) + len(hops)
+        self._armed[transfer] = armed = _Countdown(num_copies)
+        self._arriving[transfer] = _Arriving(block_ids, is_last, _Countdown(num_copies))
         for rank in leads:
             ids = self._shards.part(block_ids, rank, rank)
             self._link.send_to(rank, ReceiveStage(transfer, ids))
+        for hop in hops:
+            ids = self._shards.part(block_ids, *hop)
+            self._link.send_to(hop.rank, ReceiveStage(replace(transfer, hop=hop), ids))
         await armed.done
         return self._endpoints
 
@@ -194,10 +197,8 @@ class Transfers:
 
     def _on_notice(self, notice: PlaneNotice) -> None:
         match notice.event:
-            case StageArmed(Transfer(hop=Hop()) as transfer):
-                self._forward(transfer)
             case StageArmed(transfer):
-                _count(self._armed, transfer)
+                _count(self._armed, replace(transfer, hop=None))
             case Sent(transfer) as sent:
                 _log("stage sent", sent)
                 if transfer.hop is None:
@@ -225,35 +226,29 @@ class Transfers:
     def _on_arrived(self, rank: int, arrived: Arrived) -> None:
         transfer = arrived.transfer
         stage = replace(transfer, hop=None)
-        if (arriving := self._arriving.get(stage)) is None:
+        arriving = self._arriving.get(stage)
+        if arriving is None or arriving.is_lost:
             return
         if transfer.hop is None:
             # The source may send fewer blocks than are expected.
-            arriving.came[rank] = [
+            came = [
                 ids[:count]
                 for ids, count in zip(arriving.block_ids, arrived.num_blocks, strict=True)
             ]
-            for hop in self._shards.hops:
-                if hop.lead == rank:
-                    ids = self._shards.part(arriving.came[rank], *hop)
-                    self._link.send_to(hop.rank, ReceiveStage(replace(stage, hop=hop), ids))
+            is_paced = not arriving.is_last
+            for hop in (hop for hop in self._shards.hops if hop.lead == rank):
+                ids, endpoint = self._shards.part(came, *hop), self._endpoints[hop.rank]
+                forwarded = replace(stage, hop=hop)
+                self._link.send_to(rank, SendStage(forwarded, endpoint, ids, is_paced))
         if arriving.left.count():
             del self._arriving[stage]
             self._on_transfer(stage.migration_id, StageReceived(stage.stage))
 
-    def _forward(self, transfer: Transfer) -> None:
-        """Have the lead send to the rank that expects it now, unless the stage is over."""
-        arriving = self._arriving.get(replace(transfer, hop=None))
-        if arriving is None or transfer.hop is None:
-            return
-        lead, rank = transfer.hop
-        ids = self._shards.part(arriving.came[lead], lead, rank)
-        is_paced = not arriving.is_last
-        self._link.send_to(lead, SendStage(transfer, self._endpoints[rank], ids, is_paced))
-
     def _lose(self, transfer: Transfer) -> None:
         """Fail the stage of a transfer to or within this instance."""
-        if self._arriving.pop(replace(transfer, hop=None), None) is not None:
+        arriving = self._arriving.get(replace(transfer, hop=None))
+        if arriving is not None and not arriving.is_lost:
+            arriving.is_lost = True
             self._on_transfer(transfer.migration_id, StageFailed(transfer.stage))
 
 
@@ -293,7 +288,7 @@ class _Countdown:
         return self._num_left == 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Arriving:
     """A stage that is expected.
 
@@ -301,13 +296,13 @@ class _Arriving:
         block_ids: where it is to go.
         is_last: a request waits for it; others are forwarded as bulk copies.
         left: transfers to ranks, from the source and by hops.
-        came: the blocks that a lead has received.
+        is_lost: it has failed; other ranks may still expect their part.
     """
 
     block_ids: BlockIds
     is_last: bool
     left: _Countdown
-    came: dict[int, BlockIds] = field(default_factory=dict)
+    is_lost: bool = False
 
 
 def _count(countdowns: dict[Key, _Countdown], key: Key) -> bool:
