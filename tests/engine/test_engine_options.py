@@ -1,12 +1,14 @@
 """An instance's configuration, from options that are read once and used in several processes."""
 
 import copy
+import re
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sterna.errors import ConfigurationError
 from sterna.types import InstanceId
 from tests.models import tiny_random_llama
 
@@ -68,3 +70,28 @@ def test_each_instance_has_an_id_of_its_own_for_connectors(model: str) -> None:
     engine_ids = [config(args, each).kv_transfer_config.engine_id for each in ("i0", "i1")]
     assert engine_ids[0].endswith("_i0")
     assert engine_ids[1] == engine_ids[0].removesuffix("i0") + "i1"
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (
+            ("--prefill-context-parallel-size", "2"),
+            "Model Runner V1 does not support: prefill context parallel",
+        ),
+        (("--enable-trace-replay",), "trace replay requires Model Runner V2"),
+    ],
+    ids=lambda each: each[0] if isinstance(each, tuple) else "",
+)
+def test_a_refusal_by_the_model_runner_names_the_variable_that_chooses_it(
+    given: tuple[str, ...], reason: str, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the variable vLLM itself would choose V2, on GPUs."""
+    from sterna.cli.serve.engine_options import checked_engine_config
+
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    args = options(model, *given)
+    args.emulated = None
+    message = f"{reason} (sterna serve chooses V1: set VLLM_USE_V2_MODEL_RUNNER=1)"
+    with pytest.raises(ConfigurationError, match=re.escape(message)):
+        checked_engine_config(args)

@@ -353,10 +353,18 @@ REFUSALS = (TypeError, ValueError, OSError, RuntimeError)
 is one of the last."""
 
 
+_NEEDS_V2 = re.compile("Model Runner V1 does not support|requires Model Runner V2")
+"""Of vLLM's refusals, those on account of the model runner that `sterna serve` chooses."""
+
+
 def vllm_refusal(error: BaseException) -> str:
-    """Return the message of vLLM's refusal, with what to do where its build for GPUs finds none."""
+    """Return the message of vLLM's refusal, with what to do where its build for GPUs finds none, or
+    where it needs its V2 model runner."""
     if not current_platform.is_unspecified():
-        return one_line(error)
+        reason = one_line(error)
+        if _NEEDS_V2.search(reason) is None:
+            return reason
+        return f"{reason} (sterna serve chooses V1: set VLLM_USE_V2_MODEL_RUNNER=1)"
     return (
         "vLLM's build is for GPUs, and it finds none: check the driver (in a container: "
         f"--gpus all), or install sterna[cpu]; sterna doctor says more ({one_line(error)})"
