@@ -23,6 +23,7 @@ from tests.frontend.vllm_server.routed import World, in_worlds_of
 pytestmark = pytest.mark.vllm
 
 A_DAY_S = 86_400.0
+ADAPTER = ("french", 1, "/adapters/french")
 
 
 @pytest.fixture
@@ -87,6 +88,45 @@ def test_of_what_is_the_same_everywhere_the_first_answer_counts(run, is_silent: 
         if not is_silent:
             output = await world.client.call("get_supported_tasks")
             assert "dead" in output.failure_message
+
+    run(test)
+
+
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_a_front_end_starts_although_an_instance_does_not_load_an_adapter(run, is_silent: bool):
+    """With --lora-modules the API stayed down when one instance hung, or lacked the folder."""
+
+    async def test(world: World) -> None:
+        world.cluster.i1.utility_results["add_lora"] = True
+        if not is_silent:
+            world.cluster.i0.utility_results["add_lora"] = RuntimeError("no such folder")
+        assert (await world.client.call("add_lora", ADAPTER)).result.result is True
+        if is_silent:
+            # It was asked as well, and has the adapter when it goes on.
+            await world.cluster.i0.get(CallUtility)
+
+    run(test)
+
+
+def test_a_front_end_does_not_start_with_an_adapter_that_no_instance_can_load(run):
+    async def test(world: World) -> None:
+        for each in (world.cluster.i0, world.cluster.i1):
+            each.utility_results["add_lora"] = RuntimeError("no such folder")
+        output = await world.client.call("add_lora", ADAPTER)
+        assert "no such folder" in output.failure_message
+
+    run(test)
+
+
+def test_an_adapter_that_a_caller_loads_must_load_on_every_instance(run):
+    """Success means, as in vLLM, that requests can use it, wherever they go."""
+
+    async def test(world: World) -> None:
+        world.router.utilities.is_starting = False
+        world.cluster.i0.utility_results["add_lora"] = True
+        world.cluster.i1.utility_results["add_lora"] = RuntimeError("no such folder")
+        output = await world.client.call("add_lora", ADAPTER)
+        assert output.failure_message == "instance i1: no such folder"
 
     run(test)
 

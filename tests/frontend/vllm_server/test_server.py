@@ -239,6 +239,15 @@ def test_a_stream_goes_on_when_another_instance_has_adopted_it(run):
     run(test)
 
 
+def test_a_server_that_has_started_loads_adapters_for_its_callers(run):
+    """Until then one instance that has an adapter of the options is enough."""
+
+    async def test(served: Served) -> None:
+        assert not served.server._router.utilities.is_starting
+
+    run(test)
+
+
 def test_health_is_that_of_the_cluster(run):
     async def test(served: Served) -> None:
         await served.healthy(200)

@@ -111,6 +111,7 @@ class Router:
 
     Attributes:
         streams: the exchange, if there is one.
+        utilities: carries out the utility calls of vLLM's client.
         traces: gets the history of each request that has ended; None without OpenTelemetry.
         abort_here: aborts requests of vLLM's client (`AbortNamed`); None while there is no client.
     """
@@ -155,7 +156,7 @@ class Router:
             self.streams = make_exchange(self.peers.send_to_frontend, self._sockets.push_outputs)
         self._core = FrontendCore(frontend_id, config, demand_of=self._memory.demand_tokens)
         self._metrics: FrontendMetrics | None = None
-        self._utilities = Utilities(frontend_id, self.peers)
+        self.utilities = Utilities(frontend_id, self.peers)
         self._tasks: set[asyncio.Task[None]] = set()
         # vLLM ends a pooling request in a different way from a generating one.
         self._pooling: set[RequestId] = set()
@@ -308,7 +309,7 @@ class Router:
             self.streams.on_abort(request_ids)
 
     async def _answer_utility(self, payload: bytes) -> None:
-        self._sockets.push(await self._utilities.answer(payload))
+        self._sockets.push(await self.utilities.answer(payload))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         """Do this in a task of its own, whose failure is the router's."""
@@ -331,7 +332,7 @@ class Router:
                 self._note(message, frames)
                 self._carry_out(self._core.on_message(message, frames, _now_s()))
             case UtilityResult(_, call_id):
-                self._utilities.on_result(call_id, frames[0])
+                self.utilities.on_result(call_id, frames[0])
             case ClusterStats():
                 self._show(message)
             case AdminReply():
@@ -422,7 +423,7 @@ class Router:
         """Take in a membership; members that it no longer contains are dead for good."""
         if not self.peers.on_membership(membership):
             return
-        self._utilities.on_instances(self.peers.instances)
+        self.utilities.on_instances(self.peers.instances)
         self._engine_counts.keep_only(self.peers.instances)
         if self._metrics is not None:
             self._metrics.show_members(membership)

@@ -384,6 +384,7 @@ class FrontendServer:
                     check_options=partial(self._check_engine_options, only),
                 )
                 await init_app_state(client, app.state, _without_cached_queries(self._args), tasks)
+                router.utilities.is_starting = False
                 number_adapters_apart(app.state.openai_serving_models, self._frontend_id)
                 count_all_ranks(app, world_size(self._args), router.peers)
                 door = build_door(

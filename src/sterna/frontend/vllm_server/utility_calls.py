@@ -85,11 +85,20 @@ _METHODS: Mapping[str, Merge | None] = MappingProxyType(
 ALIKE = "get_supported_tasks"
 """A method that only returns what is the same everywhere; a front end that starts waits for it."""
 
+PRELOADING = "add_lora"
+"""A method that front ends call for each adapter of `--lora-modules` when they start. An instance
+without the adapter loads it for the first request that needs it, so that a start waits for one."""
+
 
 class Utilities:
-    """Carries out one front end's utility calls."""
+    """Carries out one front end's utility calls.
+
+    Attributes:
+        is_starting: vLLM's server is being made, and no caller of the API can have called.
+    """
 
     def __init__(self, frontend_id: FrontendId, peers: Peers) -> None:
+        self.is_starting = True
         self._frontend_id = frontend_id
         self._peers = peers
         self._questions: Questions[bytes] = Questions(None)
@@ -118,7 +127,7 @@ class Utilities:
         instances = self._peers.instances
         if not instances:
             raise UtilityError(f"there is no instance to call {call.method} on")
-        if call.method == ALIKE:
+        if call.method == ALIKE or (call.method == PRELOADING and self.is_starting):
             return await self._call_any(instances, call.method, payload)
         merge = _METHODS[call.method]
         if merge is None:
