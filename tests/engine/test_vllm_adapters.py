@@ -249,6 +249,47 @@ def test_a_dropped_adapter_is_looked_at_again(lora_core: Any, folder: Path, tmp_
         adapters.load(lora_core, dropped)
 
 
+def test_a_number_gets_the_weights_of_its_old_path_back(
+    lora_core: Any, folder: Path, tmp_path: Path
+) -> None:
+    """A front end's successor loads the adapters of the start again, whose number may have been
+    given the weights of another path in place."""
+    from vllm.lora.request import LoRARequest
+
+    from sterna.engine.vllm.adapters import Adapters
+
+    paths = [
+        str(build_adapter(folder / "tiny", tmp_path / f"v{each}", seed=20 + each))
+        for each in (1, 2)
+    ]
+    old, adapters = LoRARequest("updated", 21, paths[0]), Adapters()
+
+    def said(name: str) -> list[int]:
+        core = with_scheduler(lora_core)
+        wire = wire_request(name, {"max_tokens": 10, "ignore_eos": True})
+        wire.lora_request = old
+        core.add_request(*core.preprocess_add_request(wire))
+        request = core.scheduler.requests[name]
+        finish(core)
+        return list(request.output_token_ids)
+
+    def update() -> None:
+        answers: list[Any] = []
+        new = ("updated", 21, paths[1], None, True)
+        lora_core.call_utility("add_lora", (new,), answers.append, 0)
+        assert answers[0].failure_message is None
+
+    digest = adapters.load(lora_core, old)
+    first = said("first")
+    update()
+    assert said("updated") != first
+    lora_core.call_utility("add_lora", (("updated", 21, paths[0]),), lambda _: None, 0)
+    assert said("again") == first
+    update()
+    assert adapters.load(lora_core, old) == digest
+    assert said("by a request") == first
+
+
 def test_a_move_is_refused_where_the_adapter_has_other_weights(
     lora_core: Any, folder: Path, tmp_path: Path
 ) -> None:

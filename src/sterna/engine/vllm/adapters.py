@@ -36,15 +36,16 @@ class Adapters:
         self._known: dict[tuple[int, str], _Known] = {}
 
     def load(self, core: Any, adapter: LoRARequest) -> str | None:
-        """Load the adapter where it was never loaded, or where vLLM has dropped it since and its
-        files are others now, and return the digest of its files then.
+        """Load the adapter where it was never loaded, where its number has had another path since,
+        or where vLLM has dropped it since and its files are others now, and return the digest of
+        its files then.
 
         Raises:
             Exception: vLLM cannot load it; the message is vLLM's.
         """
         key, folder = (adapter.lora_int_id, adapter.lora_path), Path(adapter.lora_path)
         files = _files(folder)
-        known = self._known.get(key)
+        known = self._known.get(key) if core.adapter_paths.get(key[0]) == key[1] else None
         if known is not None and (files == known.files or key[0] in core.list_loras()):
             # What vLLM has dropped, the next step that needs it loads again.
             return known.digest
@@ -70,7 +71,7 @@ def _add(core: Any, adapter: LoRARequest) -> None:
     """Load the adapter. Where there is no room vLLM drops the one that was used longest ago, so
     those of the batch are used first."""
     for number in core.scheduler.batch_adapters() & core.list_loras():
-        core.add_lora(LoRARequest("loaded already", number, "loaded already"))
+        core.add_lora(LoRARequest("loaded already", number, core.adapter_paths[number]))
     core.add_lora(adapter)
 
 

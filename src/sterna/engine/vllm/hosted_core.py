@@ -16,6 +16,7 @@ import torch
 from vllm import envs
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.lora.request import LoRARequest
 from vllm.reasoning import ReasoningParserManager
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.core import EngineCore, EngineCoreProc
@@ -59,6 +60,8 @@ class HostedCore(EngineCore):
         self, config: VllmConfig, executor_class: type[Executor], *, log_stats: bool
     ) -> None:
         super().__init__(config, executor_class, log_stats)
+        # The path that was last loaded for each number of a LoRA adapter.
+        self.adapter_paths: dict[int, str] = {}
         self.structured_output_manager = StructuredOutputs(config)
         self.scheduler.structured_output_manager = self.structured_output_manager
 
@@ -76,6 +79,16 @@ class HostedCore(EngineCore):
         # In here vLLM runs the model for the first time, and compiles it.
         with compiling_once(vllm_config):
             return super()._initialize_kv_caches(vllm_config)
+
+    def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Load a LoRA adapter as vLLM does, and also where its number has the weights of another
+        path, as after a load in place: vLLM goes by numbers, and would keep those."""
+        number, path = lora_request.lora_int_id, lora_request.lora_path
+        if self.adapter_paths.get(number, path) != path:
+            lora_request = msgspec.structs.replace(lora_request, load_inplace=True)
+        is_loaded = super().add_lora(lora_request)
+        self.adapter_paths[number] = path
+        return bool(is_loaded)
 
     def ready_response(self) -> bytes:
         """Return the first message that vLLM's engine-core client expects of its engine."""
