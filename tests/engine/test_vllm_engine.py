@@ -266,6 +266,31 @@ def test_an_adoption_waits_for_no_rank_and_one_that_failed_ends_the_engine(vllm_
     core.scheduler.finish_requests(REQUEST, RequestStatus.FINISHED_ABORTED)
 
 
+def test_an_engine_logs_the_details_of_its_steps(
+    vllm_core: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """vLLM's front end would, of its only engine."""
+    from sterna.engine.vllm.payload import encode_request
+
+    core = with_scheduler(vllm_core, log_stats=True)
+    payload = encode_request(wire_request(REQUEST, {"max_tokens": 3, "ignore_eos": True}))
+
+    async def play(engine: Any, _: Listener) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            observed = core.vllm_config.observability_config
+            patch.setattr(observed, "enable_logging_iteration_details", True)
+            patch.setattr(core, "log_stats", True)
+            patch.setattr(core.model_executor, "register_failure_callback", lambda _: None)
+            engine._open_planes(core)
+            engine._thread = FastThread(core, engine._on_step)
+            with caplog.at_level("INFO", logger="vllm.v1.metrics.loggers"):
+                engine.add(FrontendId(4), payload)
+
+    run_with_engine(core, play)
+    steps = [each for each in caplog.messages if "Iteration(" in each]
+    assert ["1 generation requests" in each for each in steps] == [False, True, True]
+
+
 def test_a_span_says_whether_its_output_has_events(vllm_core: Any) -> None:
     from sterna.engine.vllm.payload import encode_request
 

@@ -17,6 +17,7 @@ from vllm.v1.engine import (
     EngineCoreOutputs,
     EngineCoreRequest,
 )
+from vllm.v1.metrics.loggers import LoggingStatLogger
 from vllm.v1.request import Request, RequestStatus
 
 from sterna.config import TransportConfig
@@ -151,6 +152,8 @@ class VllmEngine:
         self._num_delivered: dict[str, int] = {}
         self._waiting_drains: list[tuple[Drain, Future[Drained | DrainRefused]]] = []
         self._adapters = Adapters()
+        # With `--enable-logging-iteration-details`; vLLM's front end would log its engine's.
+        self._iterations: LoggingStatLogger | None = None
         self._weights = WeightUpdates()
         # Of the loop: requests built for migrations that have not committed.
         self._core: HostedCore | None = None
@@ -176,6 +179,8 @@ class VllmEngine:
         scheduler.classes = self._classes
         self._views.follow(core)
         self._core = core
+        if core.vllm_config.observability_config.enable_logging_iteration_details:
+            self._iterations = LoggingStatLogger(core.vllm_config)
         hashing = layout = None
         if self._reports_cache:
             scheduler.report_cache()
@@ -630,6 +635,9 @@ class VllmEngine:
 
     def _on_step(self, core: HostedCore, outputs: dict[int, Any]) -> None:
         for client_index, client_outputs in outputs.items():
+            stats = client_outputs.scheduler_stats
+            if self._iterations is not None and stats is not None:
+                self._iterations._log_iteration_details(stats, core.engine_index)
             spans = tuple(self._span(output) for output in client_outputs.outputs)
             if spans:
                 self._to_loop(self._deliver, FrontendId(client_index), spans, client_outputs)
