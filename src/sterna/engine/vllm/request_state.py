@@ -95,12 +95,8 @@ def restore_history(core: Any, request: Request, state: RequestState) -> None:
         ValueError: its grammar did not compile, or refuses the outputs.
     """
     if request.use_structured_output:
-        for token_id in state.output_token_ids:
-            request.append_output_token_ids(token_id)
-            # One by one, because a reasoning parser finds the beginning of the grammar by the
-            # tokens so far.
-            if not core.structured_output_manager.accept_tokens(request, [token_id]):
-                raise ValueError("the grammar refuses the request's own outputs")
+        if not core.structured_output_manager.accept_history(request, state.output_token_ids):
+            raise ValueError("the grammar refuses the request's own outputs")
     else:
         request.append_output_token_ids(state.output_token_ids)
     if state.output_token_ids:

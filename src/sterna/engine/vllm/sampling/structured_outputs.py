@@ -4,9 +4,15 @@ Front ends choose a request's backend by its constraint: guidance, say, for JSON
 keywords that xgrammar ignores. vLLM's engine compiles all grammars by the backend of its first one.
 A request that moves, or goes on after a death, may then find another backend than it had: its
 grammar does not compile, refuses its outputs so far, or lacks a part of the constraint.
+
+A grammar of a model that thinks begins behind its thoughts. vLLM asks the model's reasoning parser
+at each step whether they have ended, and many parsers look at all tokens so far to answer. For each
+output of a request that goes on here, that would take a time that grows with their square.
 """
 
 import copy
+from bisect import bisect_left
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +44,38 @@ class StructuredOutputs(StructuredOutputManager):
             manager = copy.copy(self)
         StructuredOutputManager.grammar_init(manager, request)
         self._managers[backend] = manager
+
+    def accept_history(self, request: Request, token_ids: Sequence[int]) -> bool:
+        """Append outputs of another engine to the request, and advance its grammar, which has been
+        compiled, as there; returns whether the grammar accepts them."""
+        num_thoughts = self._num_thoughts(request, token_ids)
+        request.append_output_token_ids(list(token_ids[:num_thoughts]))
+        for token_id in token_ids[num_thoughts:]:
+            request.append_output_token_ids(token_id)
+            if not self.accept_tokens(request, [token_id]):
+                return False
+        return True
+
+    def _num_thoughts(self, request: Request, token_ids: Sequence[int]) -> int:
+        """Return how many of these outputs precede the one that ends the request's thoughts.
+
+        The parser is asked about all outputs up to one, as if they came in one step. The counts
+        double until thoughts have ended, so that what the answer says later does not matter.
+        """
+        if self._get_constraint_bounds(request, ()).grammar_start == 0:
+            return 0
+        reasoner = request.structured_output_request.reasoner
+        prompt = list(request._all_token_ids)
+
+        def has_ended(num_outputs: int) -> bool:
+            outputs = list(token_ids[:num_outputs])
+            return bool(reasoner.is_reasoning_end_streaming(prompt + outputs, outputs))
+
+        below, above = 0, 1
+        while above < len(token_ids) and not has_ended(above):
+            below, above = above, 2 * above
+        counts = range(below + 1, min(above, len(token_ids)) + 1)
+        return below + bisect_left(counts, True, key=has_ended)
 
     def grammar_bitmask(
         self,
