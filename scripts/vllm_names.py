@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "sterna"
 PAGE = ROOT / "docs" / "internals" / "vllm_names.md"
 
-MAX_NAMES = 329
+MAX_NAMES = 331
 """What the list may grow to. Every name is one that the next vLLM may lack: raise this only for a
 change that needs more of vLLM."""
 

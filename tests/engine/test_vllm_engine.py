@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
@@ -16,7 +17,7 @@ import pytest
 from sterna.config import TransportConfig
 from sterna.engine.drains import Left, Outgrown
 from sterna.engine.interface import EngineActivity
-from sterna.engine.payload_parts import annotations_of
+from sterna.engine.payload_parts import EventType, annotations_of
 from sterna.engine.vllm.weight_updates import WeightUpdates
 from sterna.messages.actors import TokenSpan
 from sterna.migration.messages import (
@@ -305,6 +306,50 @@ def test_a_span_says_whether_its_output_has_events(vllm_core: Any) -> None:
         assert [span.has_events for _, span, _ in listener.outputs] == [True, False, False]
 
     run_with_engine(core, play)
+
+
+@pytest.mark.parametrize(
+    ("chunk_tokens", "earlier"),
+    [(32, ["QUEUED", "SCHEDULED", "PREEMPTED"]), (96, ["PREEMPTED"])],
+)
+def test_a_preemption_is_told_by_the_instance_to_which_the_request_moves(
+    vllm_core: Any, chunk_tokens: int, earlier: list[str]
+) -> None:
+    """Its first step computes all 75 tokens of the prompt, whose output delivers what was before
+    the preemption, or only 32. The source's clock is far ahead."""
+    from sterna.engine.vllm import request_state
+    from sterna.engine.vllm.payload import encode_request
+
+    core = with_scheduler(vllm_core, log_stats=True)
+    payload = encode_request(wire_request(REQUEST, {"max_tokens": 3}))
+    source = SimpleNamespace(monotonic=lambda: time.monotonic() + 9_000.0)
+
+    async def play(engine: Any, listener: Listener) -> list[Any]:
+        engine.add(FrontendId(4), payload)
+        await asyncio.sleep(0)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(core.scheduler, "max_num_scheduled_tokens", chunk_tokens)
+            step(core)
+        request = core.scheduler.requests[REQUEST]
+        core.scheduler.running.remove(request)
+        core.scheduler._preempt_request(request, time.monotonic())
+        for event in request.events:
+            event.timestamp += 9_000.0 - 1.0
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(request_state, "time", source)
+            drained = await engine.drain(Drain(MIGRATION, REQUEST, Mode.LIVE, 1, 0, 0))
+        engine.release(REQUEST)
+        assert await engine.reserve(reserve(0)) == BlocksReserved(0, ())
+        adopt = Adopt(MIGRATION, REQUEST, 1, drained.state)
+        engine._thread = FastThread(core, engine._on_step)
+        assert await engine.adopt(adopt) == Adopted()
+        return [annotations_of(payload).events for _, _, payload in listener.outputs]
+
+    first, *others = run_with_engine(core, play)
+    assert [EventType(kind).name for kind, _ in first] == [*earlier, "SCHEDULED"]
+    assert all(0.9 < ago_s < 60.0 for _, ago_s in first[:-1])
+    assert first[-1][1] < 0.9 + first[-2][1]
+    assert not any(others)
 
 
 def test_a_request_beyond_the_length_of_this_engine_is_refused(vllm_core: Any) -> None:

@@ -112,6 +112,19 @@ def test_a_preemption_ends_when_the_request_is_scheduled_again(histories: Histor
     assert events_of(histories)[-1]["waited_s"] == pytest.approx(1.0)
 
 
+def test_a_preemption_before_a_move_was_on_the_instance_that_it_left(histories: Histories) -> None:
+    histories.on_output(TERN, 11.0)
+    histories.on_move_ended(MoveEnded(I1, TERN, I3, COMMITTED, 0, 0.0, SHORT), 12.0)
+    histories.on_engine_events(TERN, Annotations(((PREEMPTED, 1.5), (SCHEDULED, 0.5)), 0), 13.0)
+    histories.on_engine_events(TERN, Annotations(((PREEMPTED, 0.5),), 0), 14.0)
+    assert [(each["event"], each.get("instance")) for each in events_of(histories)[-4:]] == [
+        ("preempted", I1),
+        ("moved", None),
+        ("resumed", I3),
+        ("preempted", I3),
+    ]
+
+
 def test_of_a_request_that_the_front_end_has_sent_itself_the_scheduler_has_no_reason() -> None:
     histories = Histories()
     histories.begin(asked(), "normal", 10.0, arrived_s=ARRIVED_S)

@@ -46,6 +46,7 @@ from sterna.engine.vllm.request_state import (
     MovingRequest,
     RequestState,
     export_draws,
+    export_events,
     import_into_workers,
     is_too_long,
     restore_history,
@@ -425,6 +426,7 @@ class VllmEngine:
             draft_token_ids=list(request.spec_token_ids),
             seed=seed,
             weight_updates=self._weights.label,
+            events=export_events(request),
         )
         block_ids = scheduler.groups.block_ids(RequestId(effect.request_id))
         self._leaving[effect.migration_id] = _Leaving(block_ids, num_valid_tokens)

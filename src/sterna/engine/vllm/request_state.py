@@ -13,6 +13,7 @@ a seed is all there is to carry, also one that vLLM drew itself.
 
 import asyncio
 import copy
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 import msgspec
 from vllm.sampling_params import SamplingType
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
+from vllm.v1.engine import EngineCoreEvent, EngineCoreEventType
 from vllm.v1.request import Request
 from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
@@ -57,6 +59,9 @@ class RequestState(msgspec.Struct, frozen=True):
         draft_token_ids: drafts of speculative decoding for the next step. They may be left out:
             that step then says one token.
         weight_updates: that of the engine where the KV is from.
+        events: vLLM's events of the request that no output has delivered, as those of its
+            preemption while it queues: their kind, and how many seconds ago they were, since each
+            machine has a clock of its own.
     """
 
     output_token_ids: list[int]
@@ -66,6 +71,7 @@ class RequestState(msgspec.Struct, frozen=True):
     draft_token_ids: list[int] = []
     seed: int | None = None
     weight_updates: str = ""
+    events: list[tuple[int, float]] = []
 
     def encode(self) -> bytes:
         """Return the bytes of `Commit.state`."""
@@ -106,11 +112,20 @@ def restore_history(core: Any, request: Request, state: RequestState) -> None:
         request.num_preemptions = state.num_preemptions
         # Statistics of the prefill were delivered with the first token.
         request.prefill_stats = None
-        request.events = []
+    now_s = time.monotonic()
+    request.events = [
+        EngineCoreEvent(EngineCoreEventType(kind), now_s - ago_s) for kind, ago_s in state.events
+    ]
     if state.seed is not None and core.scheduler.use_v2_model_runner:
         # The request's parameters are those of the message from its front end, too.
         request.sampling_params = copy.copy(request.sampling_params)
         request.sampling_params.seed = state.seed
+
+
+def export_events(request: Request) -> list[tuple[int, float]]:
+    """Return `events` of a request that leaves."""
+    now_s = time.monotonic()
+    return [(int(event.type), now_s - event.timestamp) for event in request.events]
 
 
 def is_grammar_ready(request: Request) -> bool:

@@ -589,7 +589,10 @@ class MigratingScheduler(Scheduler):
         if request.num_output_tokens:
             self.add_with_history(request)
         else:
+            earlier = list(request.events)
             self.add_request(request)
+            # It has queued since its first instance took it.
+            request.events = earlier or request.events
             self._place_by_arrival(request)
 
     def add_with_history(self, request: Request) -> None:

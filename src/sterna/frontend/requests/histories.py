@@ -387,8 +387,19 @@ def _enter_engines(history: _History, kind: int, at_s: float) -> Described | Non
         return None
     history.since = kind, at_s
     if kind == EventType.PREEMPTED:
-        return _enter(history, at_s, "preempted", instance=history.instance_id)
+        return _enter(history, at_s, "preempted", instance=_instance_at(history, at_s))
     return None
+
+
+def _instance_at(history: _History, at_s: float) -> InstanceId | None:
+    """The instance that the attempt was on then: the engine's events move with a request that
+    queues."""
+    later = (
+        each["from"]
+        for each in history.events
+        if each["event"] == "moved" and each["at_s"] > at_s - history.begun_s
+    )
+    return next(later, history.instance_id)
 
 
 def _shown(event: Described) -> Described:
