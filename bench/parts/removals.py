@@ -219,8 +219,8 @@ HANDSHAKES = Removal(
     (
         Change(
             "frontend/vllm_server/server.py",
-            "    context, config.ssl = config.ssl, None\n",
-            "    context = None\n",
+            "    if not config.is_ssl:\n",
+            "    if True:\n",
         ),
     ),
 )
