@@ -85,7 +85,7 @@ RANK_OPTIONS = _names(
 )
 """Options about the ranks of an instance that vLLM checks against each other or against devices."""
 
-_NO_MODEL = re.compile(r"-.*|true|false|\d+|.*[={].*", re.IGNORECASE)
+_NO_MODEL = re.compile(r"-.*|true|false|\d+", re.IGNORECASE)
 """What no model is called, and may be the second value of an option that takes one."""
 
 UNKNOWN_OPTIONS = "unrecognized arguments: "
@@ -208,9 +208,7 @@ def _check_several_words(serve_parser: argparse.ArgumentParser, options: Sequenc
         action = serve_parser._option_string_actions.get(option)
         takes_several = action is not None and action.nargs in ("+", "*")
         is_key, is_last = option in KEY_OPTIONS, end == len(options)
-        if not (takes_several and num_values > 1 and (is_key or is_last)):
-            continue
-        if not _NO_MODEL.fullmatch(options[end - 1]):
+        if takes_several and num_values > 1 and (is_key or is_last):
             taken = "more than one word" if is_key else f"{options[end - 1]} as well"
             raise ConfigurationError(
                 f"{name} takes {taken}: name the model before it, or by --model"

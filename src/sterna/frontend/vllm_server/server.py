@@ -618,7 +618,7 @@ def _http_config(
             ssl_version=config.ssl_version,
             cert_reqs=args.ssl_cert_reqs,
             ca_certs=args.ssl_ca_certs,
-            ciphers=args.ssl_ciphers or config.ssl_ciphers,
+            ciphers=args.ssl_ciphers,
         )
     )
     config.http_protocol_class = behind_tls(
