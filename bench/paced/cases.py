@@ -188,6 +188,10 @@ CASES: Mapping[str, Case] = {
     for each in (
         Case("M-M, 4 instances", _A10, 2.0, 4, ("--trace", "M-M"), 4.25, 600, 6_144),
         Case("ShareGPT, 4 instances", _A10, 2.0, 4, ("--trace", "ShareGPT"), 2.3, 460, 6_144),
+        Case(
+            "ShareGPT at a higher rate, 4 instances",
+            *(_A10, 2.0, 4, ("--trace", "ShareGPT"), 2.6, 460, 6_144),
+        ),
         Case("BurstGPT, 4 instances", _A10, 2.0, 4, ("--trace", "BurstGPT"), 2.55, 510, 6_144),
         Case("L-L, 4 instances", _A10, 2.0, 4, ("--trace", "L-L"), 2.5, 300, 4_096),
         Case("S-L, 4 instances", _A10, 2.0, 4, ("--trace", "S-L"), 4.5, 360, 4_096),
@@ -198,7 +202,12 @@ CASES: Mapping[str, Case] = {
             *("sessions, 4 instances", _RTX4090, 1.0, 4, _SESSIONS, 0.6, 800, 16_384),
             policies=(*POLICIES, *TUNED),
         ),
+        Case(
+            *("sessions, 8 instances", _RTX4090, 1.0, 8, _SESSIONS, 1.2, 1_200, 16_384),
+            policies=(*POLICIES, "sglang-tuned"),
+        ),
         Case("reasoning, 4 instances", _A10, 2.0, 4, _REASONING, 1.8, 250, 4_096),
+        Case("reasoning, 8 instances", _A10, 1.5, 8, _REASONING, 4.0, 500, 4_096),
     )
 }
 """All of them, by name. The rates are such that the simulator predicts some queuing with Llumnix's
